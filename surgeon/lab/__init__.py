@@ -1,0 +1,1 @@
+"""A real sglang server on the CPU behind a real SSH server."""

@@ -1,0 +1,1 @@
+"""Revisions, the state of a patch on a node, and the lease."""

@@ -1,0 +1,1 @@
+"""The wire: transports, and the agent that runs on the node."""

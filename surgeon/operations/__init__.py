@@ -1,0 +1,1 @@
+"""The stories that a command tells, each from survey to outcome."""
