@@ -1,0 +1,1 @@
+"""What a person types. Parses, renders, exits; nobody imports it."""
