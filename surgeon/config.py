@@ -1,0 +1,160 @@
+"""Which node a command talks to: options, then SURGEON_* variables, then surgeon.toml.
+
+``surgeon.toml`` is looked for in the current folder and its parents, then in the user's configuration folder.
+Top-level keys are defaults; ``[profile.NAME]`` tables override them. How the node is reached (ports, identities,
+jumps) stays in the user's ssh configuration, which is honoured exactly as ``ssh`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from surgeon.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from surgeon.node.target import Target
+
+FILE_NAME: Final = "surgeon.toml"
+LAB_HOST: Final = "lab"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What may be said about a node; None means not said.
+
+    Attributes:
+        host: an ssh name, ``local``, or ``lab``.
+        python: the interpreter on the node that has sglang, when no running server tells.
+        node_python: the python3 that runs surgeon's agent, when it is not on the node's PATH.
+        state_dir: where surgeon keeps its state on the node.
+        port: which server, when several run.
+        host_key_policy: ``strict`` or ``accept-new``.
+        connect_timeout_s: seconds until an unanswered connection counts as failed.
+    """
+
+    host: str | None = None
+    python: str | None = None
+    node_python: str | None = None
+    state_dir: str | None = None
+    port: int | None = None
+    host_key_policy: str | None = None
+    connect_timeout_s: int | None = None
+
+    def over(self, base: Settings) -> Settings:
+        """These settings, with ``base`` filling what is not said here."""
+        said = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        return replace(base, **said)
+
+
+def resolve(given: Settings, *, profile: str | None = None, environ: Mapping[str, str] | None = None) -> Target:
+    """The target that the options, the environment and the configuration file name together.
+
+    Raises:
+        UsageError: no host is named anywhere, a profile is unknown, or a value makes no sense.
+    """
+    from surgeon.node.target import Target
+
+    env = os.environ if environ is None else environ
+    path = find_file(env)
+    table = _load(path) if path else {}
+    chosen = profile or env.get("SURGEON_PROFILE")
+    settings = given.over(_from_env(env)).over(_from_table(table, chosen, path))
+    if settings.host is None:
+        raise UsageError(
+            "no node is named: expected --host NAME, SURGEON_HOST, or a host in surgeon.toml; found none",
+            advice="try `surgeon lab up`, then `--host lab`; or name a host of your ssh configuration",
+            where="--host",
+        )
+    if settings.host == LAB_HOST:
+        from surgeon.lab import target as lab_target
+
+        return lab_target()
+    policy = settings.host_key_policy or "strict"
+    if policy not in ("strict", "accept-new"):
+        raise UsageError(f"host_key_policy is {policy!r}; expected 'strict' or 'accept-new'", where="host_key_policy")
+    return Target(
+        host=settings.host,
+        host_key_policy="accept-new" if policy == "accept-new" else "strict",
+        python=settings.python,
+        node_python=settings.node_python,
+        state_dir=settings.state_dir,
+        port=settings.port,
+        connect_timeout_s=float(settings.connect_timeout_s or 15),
+    )
+
+
+def profiles(environ: Mapping[str, str] | None = None) -> tuple[Path | None, dict[str, Settings]]:
+    """The configuration file in force and every target it names; the defaults are under the empty name."""
+    path = find_file(os.environ if environ is None else environ)
+    if path is None:
+        return None, {}
+    table = _load(path)
+    named = {name: _from_table(table, name, path) for name in table.get("profile", {})}
+    default = _from_table(table, None, path)
+    return path, ({"": default} if default.host else {}) | named
+
+
+def find_file(environ: Mapping[str, str]) -> Path | None:
+    """The surgeon.toml in force: SURGEON_CONFIG, the current folder and its parents, the user's folder."""
+    if named := environ.get("SURGEON_CONFIG"):
+        path = Path(named)
+        if not path.is_file():
+            raise UsageError(f"SURGEON_CONFIG names {path}, which is not a file", where="SURGEON_CONFIG")
+        return path
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / FILE_NAME).is_file():
+            return folder / FILE_NAME
+    import platformdirs
+
+    path = platformdirs.user_config_path("surgeon") / FILE_NAME
+    return path if path.is_file() else None
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as TOML: {error}", where=str(path)) from error
+
+
+def _from_env(environ: Mapping[str, str]) -> Settings:
+    values = {
+        f.name: environ[f"SURGEON_{f.name.upper()}"]
+        for f in fields(Settings)
+        if environ.get(f"SURGEON_{f.name.upper()}")
+    }
+    return _checked(values, "the environment")
+
+
+def _from_table(table: Mapping[str, Any], profile: str | None, path: Path | None) -> Settings:
+    known = table.get("profile", {})
+    if profile is not None and profile not in known:
+        names = ", ".join(sorted(known)) or "none"
+        raise UsageError(
+            f"profile {profile!r} is not in {path or 'any ' + FILE_NAME}; found: {names}", where="--profile"
+        )
+    base = _checked({k: v for k, v in table.items() if k != "profile"}, str(path))
+    return _checked(known[profile], str(path)).over(base) if profile else base
+
+
+def _checked(values: Mapping[str, Any], source: str) -> Settings:
+    names = {f.name for f in fields(Settings)}
+    if unknown := sorted(set(values) - names):
+        raise UsageError(
+            f"{source}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(names))}", where=source
+        )
+    clean: dict[str, Any] = dict(values)
+    for key in ("port", "connect_timeout_s"):
+        if key in clean:
+            try:
+                clean[key] = int(clean[key])
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"{source}: {key} is {clean[key]!r}; expected a number", where=key) from error
+    return Settings(**clean)

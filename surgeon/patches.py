@@ -1,0 +1,101 @@
+"""The patches that surgeon ships: read from patches/NAME/, sent to a node, never imported here.
+
+In the repository they lie at its top; in an installed wheel inside the package, under ``_data``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from surgeon.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_UNSET: Final = b'PATCH_HASH = "unset"'
+SETTINGS_SCHEMA: Final = "surgeon/{name}-settings/1"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One patch, ready to ship.
+
+    Attributes:
+        name: what people type, for example ``oea``.
+        version: the patch's own version.
+        summary: one line.
+        module: the runtime's module name beside topk.py.
+        package: the dotted package that the module lies in.
+        wants: names of select_experts that the runtime would like to be passed.
+        settings: the default of each setting.
+        runtime: the module's bytes, the hash filled in.
+        hash: sha256 (hex) over the runtime and all that shapes the graft; beacons report it.
+    """
+
+    name: str
+    version: str
+    summary: str
+    module: str
+    package: str
+    wants: tuple[str, ...]
+    settings: Mapping[str, Any]
+    runtime: bytes = field(repr=False)
+    hash: str
+
+    @property
+    def stamp(self) -> str:
+        """The short form of the hash that the graft's marker carries."""
+        return self.hash[:12]
+
+    def settings_file(self, settings: Mapping[str, Any], *, generation: int, beacon_dir: str) -> bytes:
+        """The bytes of the settings file that lies beside the runtime."""
+        body = {
+            "schema": SETTINGS_SCHEMA.format(name=self.name),
+            "generation": generation,
+            **self.settings,
+            **settings,
+            "beacon_dir": beacon_dir,
+        }
+        return (json.dumps(body, indent=2) + "\n").encode()
+
+
+def data_dir(kind: str) -> Path:
+    """The folder of patches or recipes: in the wheel, or at the top of a checkout."""
+    package = Path(__file__).resolve().parent
+    shipped = package / "_data" / kind
+    return shipped if shipped.is_dir() else package.parent / kind
+
+
+def load(name: str) -> Patch:
+    """The patch of that name.
+
+    Raises:
+        UsageError: there is no such patch.
+    """
+    folder = data_dir("patches") / name
+    known = sorted(p.parent.name for p in data_dir("patches").glob("*/patch.toml"))
+    if name not in known:
+        raise UsageError(f"there is no patch {name!r}; expected one of {', '.join(known)}", where="PATCH")
+    raw = (folder / "patch.toml").read_bytes()
+    about = tomllib.loads(raw.decode())
+    runtime = (folder / "runtime.py").read_bytes()
+    if runtime.count(_UNSET) != 1:
+        raise UsageError(f"{folder / 'runtime.py'} does not hold {_UNSET.decode()} exactly once")
+    digest = hashlib.sha256(raw + b"\0" + runtime).hexdigest()
+    target = about["target"]
+    return Patch(
+        name=about["name"],
+        version=about["version"],
+        summary=about["summary"],
+        module=target["module"],
+        package=target["package"],
+        wants=tuple(target["wants"]),
+        settings={key: spec["default"] for key, spec in about["settings"].items() if "default" in spec},
+        runtime=runtime.replace(_UNSET, f'PATCH_HASH = "{digest}"'.encode()),
+        hash=digest,
+    )
