@@ -54,7 +54,7 @@ def failure(error: BaseException) -> Dict[str, Any]:
     if isinstance(error, AgentError):
         known = {"code": error.code, "message": error.message, "advice": error.advice, "where": error.where}
         return {"ok": False, "error": known}
-    import traceback  # noqa: PLC0415 - only on the way out of a bug
+    import traceback
 
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join("{}:{}".format(os.path.basename(frame.filename), frame.lineno) for frame in last)

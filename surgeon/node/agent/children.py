@@ -28,7 +28,7 @@ class Ended(NamedTuple):
     seconds: float
 
 
-def run(  # noqa: PLR0913 - the arguments of a process
+def run(
     context: Context,
     argv: Sequence[str],
     *,
@@ -63,9 +63,7 @@ def run(  # noqa: PLR0913 - the arguments of a process
             start_new_session=True,
         )
     except OSError as error:
-        raise AgentError(
-            "failed", "Cannot run {}: {}.".format(argv[0], error.strerror), where=argv[0]
-        ) from error
+        raise AgentError("failed", "Cannot run {}: {}.".format(argv[0], error.strerror), where=argv[0]) from error
     context.adopt(child.pid)
     try:
         out, err = child.communicate(stdin, timeout=limit)
