@@ -1,0 +1,133 @@
+"""Talks to a server of this node over the loopback interface: never through a proxy, with the key it was given."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from typing import Any, Dict, List, Optional, Union
+
+from . import cmdline, masking, processes, procfs
+from .protocol import Context, verb
+
+BODY_LIMIT = 4 * 1024 * 1024
+DEFAULT_TIMEOUT_S = 30.0
+
+_ANY = {"0.0.0.0", "127.0.0.1", "::", "::1", "::ffff:127.0.0.1"}  # noqa: S104 - addresses that loopback reaches
+
+
+class Endpoint:
+    """Where a server answers, and what it asks for.
+
+    Attributes:
+        host: the address to connect to: loopback, unless the server listens on one other address only.
+        port: its port.
+        key: its API key; None when it has none.
+        tls: whether it was started with a certificate.
+        secrets: values that must not leave the node in a reply.
+    """
+
+    def __init__(self, port: int, server: Optional[processes.Server]) -> None:
+        """Take what is known of the server that listens on ``port``, if any of sglang's does."""
+        self.port = port
+        self.key = server.api_key if server is not None else None
+        self.tls = server is not None and cmdline.option(server.args, "--ssl-certfile") is not None
+        self.secrets = server.secrets() if server is not None else set()
+        addresses = [one.address for one in procfs.listeners(port)]
+        if not addresses or any(one in _ANY for one in addresses):
+            self.host = "::1" if addresses and set(addresses) <= {"::1"} else "127.0.0.1"
+        else:
+            self.host = addresses[0]
+
+    def request(self, method: str, path: str, body: Any, timeout_s: float) -> Dict[str, Any]:
+        """Send one request and read its answer.
+
+        Returns:
+            ``status`` and ``body`` (text, at most 4 MiB), or None and ``error``; ``seconds`` until the last byte.
+        """
+        began = time.monotonic()
+        answer: Dict[str, Any] = {"status": None, "body": None, "error": None}
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        if self.key:
+            headers["Authorization"] = "Bearer " + self.key
+        payload = None if body is None else json.dumps(body).encode("utf-8")
+        connection = self._connect(timeout_s)
+        # A socket's timeout starts again with every byte; this ends a reply that trickles.
+        watchdog = threading.Timer(timeout_s, self._cut, [connection])
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            connection.request(method, path, payload, headers)
+            response = connection.getresponse()
+            data = response.read(BODY_LIMIT)
+            answer["status"] = response.status
+            answer["body"] = masking.text(data.decode("utf-8", "replace"), self.secrets)
+        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
+            late = time.monotonic() - began >= timeout_s
+            answer["error"] = (
+                "no answer within {:.1f} s".format(timeout_s) if late else "{}: {}".format(type(error).__name__, error)
+            )
+        finally:
+            watchdog.cancel()
+            connection.close()
+        answer["seconds"] = round(time.monotonic() - began, 4)
+        return answer
+
+    def _connect(self, timeout_s: float) -> Union[http.client.HTTPConnection, http.client.HTTPSConnection]:
+        if not self.tls:
+            return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        import ssl
+
+        # The certificate names the public host, and loopback needs no proof of who answers: the listener is checked.
+        context = ssl._create_unverified_context()  # noqa: S323, SLF001 - loopback only
+        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
+
+    @staticmethod
+    def _cut(connection: http.client.HTTPConnection) -> None:
+        held = connection.sock
+        if held is not None:
+            try:
+                held.shutdown(2)
+            except OSError:
+                return
+
+
+def endpoint(port: int, servers: Optional[List[processes.Server]] = None) -> Endpoint:
+    """Return the endpoint of the server on a port."""
+    known = processes.find()[0] if servers is None else servers
+    return Endpoint(port, next((one for one in known if one.port == port), None))
+
+
+@verb("http")
+def http_(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
+    """Send requests to a server over loopback and return their answers, in the order of the requests.
+
+    Args:
+        args: ``port``; ``requests``, each with ``method``, ``path``, ``json`` (or None) and ``timeout_s``;
+            ``parallel``, how many are in flight at once (1 unless said).
+        context: its deadline cuts every timeout short.
+    """
+    target = endpoint(int(args["port"]))
+    requests: List[Dict[str, Any]] = list(args["requests"])
+    answers: List[Dict[str, Any]] = [{} for _ in requests]
+    waiting = list(enumerate(requests))
+    guard = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with guard:
+                if not waiting:
+                    return
+                place, request = waiting.pop(0)
+            limit = min(float(request.get("timeout_s") or DEFAULT_TIMEOUT_S), max(0.1, context.remaining() - 0.5))
+            method = str(request.get("method") or "GET")
+            answers[place] = target.request(method, str(request["path"]), request.get("json"), limit)
+
+    count = max(1, min(int(args.get("parallel") or 1), len(requests)))
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"responses": answers}
