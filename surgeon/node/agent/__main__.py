@@ -27,9 +27,10 @@ MODULES = {
     "stop": "lifecycle",
     "restart": "lifecycle",
     "watch": "watch",
-    "http": "http",
+    "http": "loopback",
     "run": "run",
     "tail": "tail",
+    "document": "documents",
 }
 
 # Seconds that a verb has to undo its work once its deadline has passed, before the agent leaves without it.
