@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .processes import Server
 
 # Where a saved launch stands. While it is not "started", the server is down because surgeon stopped it.
-STOPPING, STOPPED, STARTED, FAILED = "stopping", "stopped", "started", "failed"
+STOPPING, STOPPED, STARTED = "stopping", "stopped", "started"
 
 _SIGNALS_KEPT = (1, 2, 3)  # HUP, INT, QUIT: what nohup and shells ignore for their children
 _LIMITS = {
@@ -177,11 +177,11 @@ def all_saved(state: str) -> List[Dict[str, Any]]:
     return sorted(found, key=lambda one: -float(one.get("changed") or 0))
 
 
-def down_by_us(state: str, key_alive: Any = procfs.alive) -> Optional[Dict[str, Any]]:
+def down_by_us(state: str) -> Optional[Dict[str, Any]]:
     """Return the launch of a server that is down because surgeon stopped it; None when there is none."""
     for launch in all_saved(state):
-        if launch["phase"] in (STOPPED, FAILED) or (
-            launch["phase"] == STOPPING and not key_alive((launch["pid"], launch["start_ticks"]))
+        if launch["phase"] == STOPPED or (
+            launch["phase"] == STOPPING and not procfs.alive((launch["pid"], launch["start_ticks"]))
         ):
             return launch
     return None

@@ -201,14 +201,14 @@ def _start(launch: Dict[str, Any], context: Context) -> Dict[str, Any]:
     try:
         started = spawn.start(launch)
     except (AgentError, OSError) as error:
-        launches.save(context.state, launch, launches.FAILED)
+        launches.save(context.state, launch, launches.STOPPED)
         if isinstance(error, AgentError):
             raise
         message = "The server could not be started: {}.".format(error)
         raise AgentError("failed", message, "Its saved launch is kept.", launch["stdout"]) from error
     said = masking.text(tail.since(launch["stdout"], offset)[0], masking.secrets(launch["argv"], launch["environ"]))
     if started.exit is not None:
-        launches.save(context.state, launch, launches.FAILED)
+        launches.save(context.state, launch, launches.STOPPED)
         last = " | ".join(said.strip().splitlines()[-5:]) or "nothing"
         raise AgentError(
             "failed",

@@ -9,7 +9,7 @@ import time
 from typing import Any, Dict, List, Optional, Union
 
 from . import cmdline, masking, processes, procfs
-from .protocol import Context, verb
+from .protocol import AgentError, Context, verb
 
 BODY_LIMIT = 4 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 30.0
@@ -93,10 +93,24 @@ class Endpoint:
                 return
 
 
-def endpoint(port: int, servers: Optional[List[processes.Server]] = None) -> Endpoint:
-    """Return the endpoint of the server on a port."""
-    known = processes.find()[0] if servers is None else servers
-    return Endpoint(port, next((one for one in known if one.port == port), None))
+def _endpoint(port: int, pid: Optional[int]) -> Endpoint:
+    """Return the endpoint on a port, of that very server where a pid is given.
+
+    Raises:
+        AgentError: that server does not run, or it is another process that listens on the port (``failed``).
+    """
+    if pid is None:
+        known = processes.find()[0]
+        return Endpoint(port, next((one for one in known if one.port == port), None))
+    server = processes.of_pid(pid)
+    if server.port != port or not server.listening:
+        stranger = processes.stranger_on(port) or "nobody"
+        raise AgentError(
+            "failed",
+            "Expected the server with pid {} to listen on port {}; {} does.".format(pid, port, stranger),
+            where="port {}".format(port),
+        )
+    return Endpoint(port, server)
 
 
 @verb("http")
@@ -104,11 +118,11 @@ def http_(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
     """Send requests to a server over loopback and return their answers, in the order of the requests.
 
     Args:
-        args: ``port``; ``requests``, each with ``method``, ``path``, ``json`` (or None) and ``timeout_s``;
+        args: ``port``; ``pid`` of the server that must be the one to answer, or None; ``requests``, each with ``method``, ``path``, ``json`` (or None) and ``timeout_s``;
             ``parallel``, how many are in flight at once (1 unless said).
         context: its deadline cuts every timeout short.
     """
-    target = endpoint(int(args["port"]))
+    target = _endpoint(int(args["port"]), int(args["pid"]) if args.get("pid") is not None else None)
     requests: List[Dict[str, Any]] = list(args["requests"])
     answers: List[Dict[str, Any]] = [{} for _ in requests]
     waiting = list(enumerate(requests))

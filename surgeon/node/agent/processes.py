@@ -240,6 +240,14 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+def home(uid: int) -> str:
+    """Return a user's home directory; the root directory for one that has none here."""
+    try:
+        return pwd.getpwuid(uid).pw_dir
+    except KeyError:
+        return "/"
+
+
 def brief(process: Process) -> Dict[str, Any]:
     """Describe a worker."""
     return {

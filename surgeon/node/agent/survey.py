@@ -221,7 +221,7 @@ def server_info(server: Server) -> Optional[Dict[str, Any]]:
 
     if not server.listening:
         return None
-    target = loopback.endpoint(server.port, [server])
+    target = loopback.Endpoint(server.port, server)
     until = time.monotonic() + SERVER_INFO_TIMEOUT_S
     # Releases from 0.5.6 on have the short name; the long one stays as an alias.
     for path in ("/server_info", "/get_server_info"):
@@ -238,18 +238,9 @@ def server_info(server: Server) -> Optional[Dict[str, Any]]:
     return None
 
 
-def _home(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_dir
-    except KeyError:
-        return "/"
-
-
 def _node(state: str, server: Optional[Server]) -> Dict[str, Any]:
     uid = server.process.uid if server is not None else None
-    home = _home(uid if uid is not None else os.geteuid())
+    home = processes.home(uid if uid is not None else os.geteuid())
     return {
         "hostname": socket.gethostname(),
         "platform": platform.platform(),
@@ -266,7 +257,7 @@ def _model(server: Optional[Server], info: Optional[Dict[str, Any]]) -> Optional
         return None
     name = option(server.args, "--model-path", "--model") or (info or {}).get("model_path")
     environ = server.environ or {}
-    home = environ.get("HOME") or _home(server.process.uid)
+    home = environ.get("HOME") or processes.home(server.process.uid)
     return machine.model(name, server.args, environ, server.cwd, home)
 
 

@@ -28,6 +28,11 @@ def _new_log(path: Optional[str], offset: int, server: Optional[Server], launch_
     return masking.text(text, secrets), end
 
 
+def _beacon_dir(state: str, server: Optional[Server]) -> str:
+    uid = server.process.uid if server is not None else None
+    return beacons.folder_for(state, uid, processes.home(uid) if uid is not None else "/")
+
+
 @verb("watch")
 def watch(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
     """Look at a server once.
@@ -49,7 +54,7 @@ def watch(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
     health = None
     if args.get("health") and ours and server is not None:
         limit = min(float(args.get("health_timeout_s") or HEALTH_TIMEOUT_S), max(0.1, context.remaining() - 1.0))
-        health = loopback.endpoint(port, [server]).request("GET", "/health", None, limit)["status"]
+        health = loopback.Endpoint(port, server).request("GET", "/health", None, limit)["status"]
     log, offset = _new_log(args.get("log"), int(args.get("offset") or 0), server, port, context.state)
     return {
         "alive": server is not None,
@@ -62,5 +67,5 @@ def watch(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
         "health": health,
         "log": log,
         "offset": offset,
-        "beacons": beacons.collect([beacons.folder_for(context.state, None, ""), *(args.get("beacon_dirs") or ())]),
+        "beacons": beacons.collect([_beacon_dir(context.state, server), *(args.get("beacon_dirs") or ())]),
     }
