@@ -1,1 +1,32 @@
 """Pure code surgery: bytes in, bytes out. No I/O, no SSH, no torch."""
+
+from surgeon.surgery.display import excerpt, unified_diff
+from surgeon.surgery.functions import Function, functions
+from surgeon.surgery.graft import Grafted, graft, ungraft
+from surgeon.surgery.live_path import CannotTell, NotReached, Reached, live_path
+from surgeon.surgery.locate import AlreadyGrafted, Ambiguous, Found, Line, NotFound, Outcome, locate
+from surgeon.surgery.markers import GraftSpec
+from surgeon.surgery.parse import Unparsable
+
+__all__ = [
+    "AlreadyGrafted",
+    "Ambiguous",
+    "CannotTell",
+    "Found",
+    "Function",
+    "GraftSpec",
+    "Grafted",
+    "Line",
+    "NotFound",
+    "NotReached",
+    "Outcome",
+    "Reached",
+    "Unparsable",
+    "excerpt",
+    "functions",
+    "graft",
+    "live_path",
+    "locate",
+    "ungraft",
+    "unified_diff",
+]

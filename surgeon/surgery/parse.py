@@ -1,0 +1,150 @@
+"""Source bytes to a LibCST tree, and places in the tree back to lines of the source."""
+
+from __future__ import annotations
+
+import codecs
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MARK = "# \u27e8here\u27e9"
+
+
+@dataclass(frozen=True)
+class Unparsable:
+    """LibCST cannot read the file, so nothing may be cut into it.
+
+    Attributes:
+        reason: what was expected and what was found.
+        line: where LibCST gave up, counted from 1; None if it did not say.
+        text: that line, decoded with replacement; may be empty.
+    """
+
+    reason: str
+    line: int | None
+    text: str
+
+
+class Unmappable(Exception):  # noqa: N818 - not an error of the user's: locate answers it as Unparsable
+    """The tree does not give back the bytes it was read from, so a place in it has no certain line."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parsed:
+    """A module that LibCST has read.
+
+    Attributes:
+        module: the tree.
+        bom: the byte order mark, or nothing.
+        lines: the rest of the file in lines, each with its own line end.
+        encoding: the codec of the text after the byte order mark.
+    """
+
+    module: cst.Module
+    bom: bytes
+    lines: tuple[bytes, ...]
+    encoding: str
+
+    def text(self, line: int) -> str:
+        """One line without its line end, for people to read.
+
+        Args:
+            line: counted from 1.
+        """
+        return self.lines[line - 1].decode(self.encoding, "replace").rstrip("\r\n")
+
+    def start(self, index: int) -> int:
+        """How many lines stand above a top-level statement, its own leading comments and blanks not counted.
+
+        Args:
+            index: which statement of the module's body.
+
+        Raises:
+            Unmappable: those lines are not what the tree says.
+        """
+        if index == 0 and not self.module.header:
+            return 0
+        above = self.module.with_changes(body=self.module.body[:index], footer=(), has_trailing_newline=True).code
+        return self._count(above, "")
+
+    def start_in(self, function: cst.FunctionDef, top: int, statement: cst.BaseStatement) -> int:
+        """How many lines stand above a statement inside a function, its leading comments not counted.
+
+        Args:
+            function: a top-level function of the module.
+            top: how many lines stand above the function, by `start`.
+            statement: a statement anywhere inside it.
+
+        Raises:
+            Unmappable: those lines are not what the tree says.
+        """
+        marked = function.deep_replace(statement, statement.with_changes(leading_lines=[_marked_line()]))
+        above = self.module.code_for_node(marked).partition(_MARK)[0].rstrip(" \t\f")
+        return self._count(above, b"".join(self.lines[:top]).decode(self.encoding))
+
+    def _count(self, text: str, before: str) -> int:
+        whole = before + text
+        count = len(split_lines(whole.encode(self.encoding)))
+        source = b"".join(self.lines[:count]).decode(self.encoding)
+        # LibCST drops form feeds in indentation; they end no line, so the count holds without them.
+        if whole.replace("\f", "") != source.replace("\f", ""):
+            raise Unmappable(f"LibCST does not give back the first {count} lines as they are in the file")
+        return count
+
+
+def _marked_line() -> cst.EmptyLine:
+    return cst.EmptyLine(comment=cst.Comment(_MARK))
+
+
+def split_lines(source: bytes) -> tuple[bytes, ...]:
+    r"""Lines as Python's tokenizer sees them, each with its own line end: ``\n``, ``\r\n`` or ``\r``.
+
+    Args:
+        source: text in an encoding that extends ASCII.
+    """
+    return tuple(source.splitlines(keepends=True))
+
+
+def split_bom(source: bytes) -> tuple[bytes, bytes]:
+    """The UTF-8 byte order mark, or nothing, and the rest.
+
+    Args:
+        source: a file's bytes.
+    """
+    bom = codecs.BOM_UTF8 if source.startswith(codecs.BOM_UTF8) else b""
+    return bom, source[len(bom) :]
+
+
+@functools.lru_cache(maxsize=1)
+def parse(source: bytes) -> Parsed | Unparsable:
+    """Read a Python file.
+
+    Args:
+        source: the file as it is, with byte order mark, coding cookie and line ends.
+
+    Returns:
+        The tree, or why there is none. Nothing that a file can hold makes it raise.
+    """
+    try:
+        module = cst.parse_module(source)
+    except cst.ParserSyntaxError as error:
+        return _unparsable(source, f"LibCST cannot read it: {error.message}", error.raw_line)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - LibCST's native parser panics with a BaseException
+        return _unparsable(source, f"LibCST cannot read it: {type(error).__name__}: {error}", None)
+    bom, rest = split_bom(source)
+    encoding = "utf-8" if module.encoding == "utf-8-sig" else module.encoding
+    return Parsed(module, bom, split_lines(rest), encoding)
+
+
+def _unparsable(source: bytes, reason: str, line: int | None) -> Unparsable:
+    lines: Sequence[bytes] = split_lines(source)
+    known = line is not None and 1 <= line <= len(lines)
+    text = lines[line - 1].decode("utf-8", "replace").rstrip("\r\n") if known and line is not None else ""
+    return Unparsable(reason, line, text)
