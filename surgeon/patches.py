@@ -33,6 +33,7 @@ class Patch:
         package: the dotted package that the module lies in.
         wants: names of select_experts that the runtime would like to be passed.
         settings: the default of each setting.
+        specs: for each setting its ``type`` and ``min``, ``max`` or ``choices``.
         runtime: the module's bytes, the hash filled in.
         hash: sha256 (hex) over the runtime and all that shapes the graft; beacons report it.
     """
@@ -44,6 +45,7 @@ class Patch:
     package: str
     wants: tuple[str, ...]
     settings: Mapping[str, Any]
+    specs: Mapping[str, Mapping[str, Any]] = field(repr=False)
     runtime: bytes = field(repr=False)
     hash: str
 
@@ -51,6 +53,29 @@ class Patch:
     def stamp(self) -> str:
         """The short form of the hash that the graft's marker carries."""
         return self.hash[:12]
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Refuse values that no model could make sense of; None stands for not said.
+
+        Raises:
+            UsageError: an unknown setting, or a value outside what patch.toml says.
+        """
+        for name, value in values.items():
+            spec = self.specs.get(name)
+            if spec is None:
+                raise UsageError(f"{self.name} has no setting {name!r}; expected one of {', '.join(self.specs)}")
+            if value is None:
+                continue
+            option = f"--{name.replace('_', '-')}"
+            if spec["type"] == "choice" and value not in spec["choices"]:
+                raise UsageError(f"{name} is {value!r}; expected {' or '.join(spec['choices'])}", where=option)
+            if spec["type"] == "int" and not spec["min"] <= value <= spec["max"]:
+                raise UsageError(f"{name} is {value}; expected {spec['min']}..{spec['max']}", where=option)
+
+    def say(self, settings: Mapping[str, Any]) -> str:
+        """Settings in one line, for people; switches that stand at their default are left out."""
+        shown = {k: v for k, v in settings.items() if not (isinstance(v, bool) and v == self.settings.get(k))}
+        return ", ".join(f"{key} = {value}" for key, value in shown.items())
 
     def settings_file(self, settings: Mapping[str, Any], *, generation: int, beacon_dir: str) -> bytes:
         """The bytes of the settings file that lies beside the runtime."""
@@ -96,6 +121,7 @@ def load(name: str) -> Patch:
         package=target["package"],
         wants=tuple(target["wants"]),
         settings={key: spec["default"] for key, spec in about["settings"].items() if "default" in spec},
+        specs=about["settings"],
         runtime=runtime.replace(_UNSET, f'PATCH_HASH = "{digest}"'.encode()),
         hash=digest,
     )

@@ -49,7 +49,7 @@ def _parse(line: str, snapshot: Snapshot) -> Requirement | None:
     except InvalidRequirement:
         return None
     if requirement.marker is not None:
-        env = {**default_environment(), **_node_markers(snapshot), "extra": ""}
+        env = {**{k: str(v) for k, v in default_environment().items()}, **_node_markers(snapshot), "extra": ""}
         try:
             if not requirement.marker.evaluate(env):
                 return None

@@ -1,0 +1,182 @@
+"""The gates that a restarted server has to pass, in order; the first that fails ends it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from surgeon.ledger.records import Gate
+from surgeon.operations import lease, proof, smoke
+from surgeon.server import readiness
+from surgeon.server.model import parse_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from surgeon.bench.smoke import Load, SmokeResult
+    from surgeon.node.client import Node
+    from surgeon.operations.observer import Observer, Step
+    from surgeon.operations.survey import Survey
+    from surgeon.patches import Patch
+    from surgeon.server.model import Server
+
+# A decode batch must lie inside the row-count gate (3 to 64) for the patch to act, so proof needs company.
+PROOF_REQUESTS: Final = 8
+PROOF_TOKENS: Final = 8
+# Beacons are written from inside the forward pass; this is how long a rank may take to write its file.
+BEACON_WAIT_S: Final = 20.0
+
+
+@dataclass(frozen=True)
+class Passed:
+    """Every gate held."""
+
+    server: Server
+    gates: tuple[Gate, ...]
+    smoke: SmokeResult | None = None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A gate did not hold: which, why, and what the log suggests."""
+
+    gates: tuple[Gate, ...]
+    why: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the restarted server has to show.
+
+    Attributes:
+        patch: whose beacons are demanded; None for a server that must not run the patch.
+        settings_text: the settings file on the node.
+        load: the smoke benchmark's load; None for no benchmark.
+        patched: how results are labelled: the patch and its settings, or empty.
+        ready_s: seconds until a server that is not ready counts as failed.
+    """
+
+    patch: Patch | None
+    ready_s: float
+    settings_text: str | None = None
+    load: Load | None = None
+    patched: str = ""
+
+
+def restart(node: Node, seen: Survey, server: Server | None, wanted: Wanted, observer: Observer) -> Passed | Failed:
+    """Stop the server, start it as it was started, and hold it to the gates.
+
+    Args:
+        node: where.
+        seen: a survey of it, taken before.
+        server: the running server; None starts the one that surgeon stopped last.
+        wanted: what it has to show.
+        observer: is told.
+    """
+    workers = len(server.workers) if server else None
+
+    def renew() -> None:
+        lease.renew(node, seen.installed.site_id)
+
+    with observer.step("Restarting the server as it was started" if server else "Starting the server again") as step:
+        began = time.monotonic()
+        started = node.call("restart", {"pid": server.pid if server else None, "timeout_s": 60.0}, deadline_s=150.0)
+        step.done(f"pid {started['pid']}")
+        gates = [Gate("restart", passed=True, detail=f"pid {started['pid']}", seconds=time.monotonic() - began)]
+    with observer.step("Waiting until it is ready: process, port, health, a checked generation") as step:
+        outcome = readiness.wait_ready(
+            node, started, workers=workers, deadline_s=wanted.ready_s, observer=_Progress(step, renew)
+        )
+        gates.extend(Gate(r.name, passed=r.passed, detail=r.detail, seconds=r.seconds) for r in outcome.rungs)
+        if isinstance(outcome, readiness.NotReady):
+            step.done(outcome.why)
+            return Failed(tuple(gates), outcome.why, outcome.advice)
+        step.done(f"ready after {outcome.seconds:.0f} s")
+    ready = parse_server(_find(node, int(started["pid"])))
+    if wanted.patch is not None:
+        gate = _demand_beacons(node, ready, wanted, observer)
+        gates.append(gate)
+        if not gate.passed:
+            return Failed(tuple(gates), gate.detail, "the file was written, but not every rank runs it")
+    if wanted.load is None:
+        return Passed(ready, tuple(gates))
+    renew()
+    result = smoke.run(node, seen, ready, observer, patched=wanted.patched, load=wanted.load)
+    detail = "; ".join(result.problems) or f"{result.output_tok_s:.0f} tok/s"
+    gates.append(Gate("smoke", passed=result.passed, detail=detail, seconds=result.duration_s))
+    if not result.passed:
+        return Failed(tuple(gates), f"smoke benchmark: {detail}")
+    return Passed(ready, tuple(gates), result)
+
+
+def current(node: Node, before: Server | None) -> Server | None:
+    """The server that listens now where ``before`` did, if one runs."""
+    if before is None:
+        return None
+    servers = [parse_server(s) for s in node.call("processes")["servers"]]
+    return next((s for s in servers if s.port == before.port), None)
+
+
+def _find(node: Node, pid: int) -> Mapping[str, Any]:
+    servers = node.call("processes")["servers"]
+    found: Mapping[str, Any] = next(s for s in servers if s["pid"] == pid)
+    return found
+
+
+def _demand_beacons(node: Node, server: Server, wanted: Wanted, observer: Observer) -> Gate:
+    """Send enough traffic for the patch to act, then demand every worker's beacon."""
+    assert wanted.patch is not None  # noqa: S101 - the caller asked only with a patch
+    began = time.monotonic()
+    with observer.step(f"Proof: the beacons of all {len(server.workers)} workers") as step:
+        request = {
+            "method": "POST",
+            "path": "/generate",
+            "json": {
+                "text": "The quick brown fox jumps over the lazy dog.",
+                "sampling_params": {"max_new_tokens": PROOF_TOKENS, "temperature": 0.0, "ignore_eos": True},
+            },
+            "timeout_s": 120.0,
+        }
+        problems: tuple[str, ...] = ("no beacon was looked at",)
+        while time.monotonic() - began < BEACON_WAIT_S:
+            node.call(
+                "http",
+                {
+                    "port": server.port,
+                    "requests": [request] * PROOF_REQUESTS,
+                    "parallel": PROOF_REQUESTS,
+                    "pid": server.pid,
+                },
+                deadline_s=150.0,
+            )
+            seen = node.call(
+                "watch", {"pid": server.pid, "port": server.port, "log": None, "offset": 0, "health": False}
+            )
+            problems = proof.judge(
+                seen["beacons"], server.workers, wanted.patch, wanted.settings_text, need_applied=True
+            )
+            if not problems:
+                break
+            step.progress(problems[0])
+            time.sleep(1.0)
+        detail = "; ".join(problems) or f"all {len(server.workers)} report {wanted.patch.stamp} from the forward pass"
+        step.done(detail)
+    return Gate("beacons", passed=not problems, detail=detail, seconds=time.monotonic() - began)
+
+
+class _Progress:
+    """Shows what readiness says, and renews the lease about every half minute."""
+
+    def __init__(self, step: Step, renew: Callable[[], None]) -> None:
+        self._step = step
+        self._renew = renew
+        self._last = time.monotonic()
+
+    def progress(self, text: str) -> None:
+        """What the ladder is waiting for now."""
+        self._step.progress(text)
+        if time.monotonic() - self._last > 30:  # noqa: PLR2004 - well inside the lease's term
+            self._renew()
+            self._last = time.monotonic()

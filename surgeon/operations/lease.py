@@ -1,0 +1,88 @@
+"""Holding the node's lease while something is changed, so that two people cannot cut at once."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from surgeon.errors import SurgeonError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from surgeon.ledger.records import Lease
+    from surgeon.node.client import Node
+    from surgeon.operations.observer import Observer
+    from surgeon.operations.survey import Survey
+
+# Longer than the slowest verb between two renewals; a client that died frees its own machine's lease at once.
+TTL_S: Final = 180.0
+
+
+def whoami() -> tuple[str, str]:
+    """The user and the machine that this surgeon runs as and on."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = str(os.getuid())
+    return user, socket.gethostname()
+
+
+@contextmanager
+def held(node: Node, survey: Survey, observer: Observer, *, break_lock: bool = False) -> Iterator[None]:
+    """Hold the lease of this site-packages; it is let go on the way out, whatever happens.
+
+    Raises:
+        LockedError: somebody else holds it.
+    """
+    site_id = survey.installed.site_id
+    user, host = whoami()
+    present = survey.ledger.lease
+    request: dict[str, Any] = {
+        "action": "acquire",
+        "site_id": site_id,
+        "owner": user,
+        "host": host,
+        "pid": os.getpid(),
+        "ttl_s": TTL_S,
+    }
+    if break_lock and present is not None:
+        observer.warn(f"breaking the lease of {present.describe()}")
+        node.call("lease", {**request, "action": "break"})
+    elif present is not None and _is_dead(present, host):
+        request |= {"dead": True, "token": present.token}
+    answer = node.call("lease", request)
+    node.lease = str(answer["token"])
+    try:
+        yield
+    finally:
+        # A connection that is already cut cannot release; the lease then ends by itself.
+        with suppress(SurgeonError):
+            node.call("lease", {"action": "release", "site_id": site_id})
+        node.lease = None
+
+
+def renew(node: Node, site_id: str) -> None:
+    """Keep the lease through a long wait."""
+    node.call("lease", {"action": "renew", "site_id": site_id, "ttl_s": TTL_S})
+
+
+def lives(lease: Lease | None, now: float) -> bool:
+    """Whether that lease still keeps others out. ``now`` is the node's time."""
+    return lease is not None and lease.expires > now and not _is_dead(lease, whoami()[1])
+
+
+def _is_dead(lease: Lease, host: str) -> bool:
+    """Whether it was taken on this machine by a process that is gone."""
+    if lease.host != host or lease.pid == os.getpid():
+        return False
+    try:
+        os.kill(lease.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

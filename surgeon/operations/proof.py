@@ -1,0 +1,59 @@
+"""What counts as proof that the patch runs: beacons of every worker, with the settings that were asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from surgeon.server import beacons
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from surgeon.operations.survey import Survey
+    from surgeon.patches import Patch
+
+# Keys of the settings file that say how it was written rather than what is wanted.
+_BOOKKEEPING: Final = frozenset({"schema", "generation", "beacon_dir", "enabled"})
+
+
+def beacon_dir(survey: Survey) -> str:
+    """Where the runtime writes its beacons: a folder that the server's own user can write."""
+    return str(survey.node.get("beacon_dir") or f"{survey.state_dir}/beacons")
+
+
+def present_settings(text: str | None, wanted: Mapping[str, Any]) -> tuple[int, bool]:
+    """The generation of the settings on the node, and whether they are what is wanted."""
+    if not text:
+        return 0, False
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return 0, False
+    if not isinstance(found, dict):
+        return 0, False
+    asked = {k: v for k, v in wanted.items() if k not in _BOOKKEEPING}
+    return int(found.get("generation") or 0), all(found.get(k) == v for k, v in asked.items()) and bool(
+        found.get("enabled", True)
+    )
+
+
+def beacon_problems(survey: Survey, patch: Patch) -> tuple[str, ...]:
+    """Why the beacons of the running server do not prove that the patch runs; empty if they do."""
+    if survey.server is None:
+        return ("no server is running",)
+    text = (survey.beside.get("settings") or {}).get("text")
+    return judge(survey.beacons, survey.server.workers, patch, text)
+
+
+def judge(
+    found: Sequence[Mapping[str, Any]],
+    workers: Sequence[Any],
+    patch: Patch,
+    settings_text: str | None,
+    *,
+    need_applied: bool = False,
+) -> tuple[str, ...]:
+    """Problems of these beacons for these workers; see :func:`surgeon.server.beacons.judge`."""
+    generation = present_settings(settings_text, {})[0]
+    return tuple(beacons.judge(found, workers, patch_hash=patch.hash, generation=generation, need_applied=need_applied))
