@@ -121,7 +121,7 @@ def make_plan(seen: Survey, patch: Patch, to: int, *, restart: bool) -> Rollback
             where="REVISION",
         )
     findings = plan.examine(seen, patch)
-    present = {seen.file.path: seen.file.sha256}
+    present: dict[str, str | None] = {seen.file.path: seen.file.sha256}
     present |= {str(f["path"]): f.get("sha256") for f in seen.beside.values() if f}
     wanted = _state_after(ledger, to)
     files: list[FileBack] = []
