@@ -178,11 +178,11 @@ def _perform(
     ledger.append(folder, record)
     try:
         carry_out(Transaction(context, record["revision"], changes, args.get("interpreter")))
-    except AgentError as error:
-        if error.code != "rollback-failed":
+    except Exception as error:
+        if getattr(error, "code", "") != "rollback-failed":
             # Left pending where this cannot be written; the next command finds the files as they were.
             with contextlib.suppress(OSError):
-                closing = dict(record, status="failed", finished=time.time(), note=error.message)
+                closing = dict(record, status="failed", finished=time.time(), note=str(error))
                 ledger.append(folder, closing)
         raise
     return {"revision": record["revision"], "files": record["files"], "swept": swept}
