@@ -118,8 +118,9 @@ def http_(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
     """Send requests to a server over loopback and return their answers, in the order of the requests.
 
     Args:
-        args: ``port``; ``pid`` of the server that must be the one to answer, or None; ``requests``, each with ``method``, ``path``, ``json`` (or None) and ``timeout_s``;
-            ``parallel``, how many are in flight at once (1 unless said).
+        args: ``port``; ``pid`` of the server that must be the one to answer, or None; ``requests``, each with
+            ``method``, ``path``, ``json`` (or None) and ``timeout_s``; ``parallel``, how many are in flight at once
+            (1 unless said).
         context: its deadline cuts every timeout short.
     """
     target = _endpoint(int(args["port"]), int(args["pid"]) if args.get("pid") is not None else None)

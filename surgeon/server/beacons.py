@@ -1,0 +1,91 @@
+"""Decides whether the beacons prove that every rank of the running server runs the patch, as it was asked to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from surgeon.server.model import Worker
+
+SCHEMA = "surgeon/beacon/1"
+
+
+def judge(
+    beacons: Sequence[Mapping[str, Any]],
+    workers: Sequence[Worker],
+    *,
+    patch_hash: str,
+    generation: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    need_applied: bool = False,
+) -> list[str]:
+    """Say what is missing to believe that the patch runs in every worker.
+
+    Only a beacon of a living worker counts: its pid and its start time must be that worker's. Those of other
+    processes, dead or alive, say nothing about this server.
+
+    Args:
+        beacons: what the node holds.
+        workers: the schedulers of the server in question.
+        patch_hash: the hash of the patch that must run.
+        generation: the generation of the settings that must be in force; None for any.
+        settings: values that must be in force; None for any. Keys not named may have any value.
+        need_applied: whether every worker must have re-routed a pass already.
+
+    Returns:
+        Problems, one line each; empty when the proof holds.
+    """
+    if not workers:
+        return ["the server has no worker process that could run the patch"]
+    problems = []
+    for worker in workers:
+        name = f"{worker.title} (pid {worker.pid})"
+        beacon = _beacon_of(worker, beacons)
+        if beacon is None:
+            problems.append(f"{name} has written no beacon")
+        else:
+            problems += [f"{name} {fault}" for fault in _faults(beacon, patch_hash, generation, settings, need_applied)]
+    return problems
+
+
+def _beacon_of(worker: Worker, beacons: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    own = [
+        one
+        for one in beacons
+        if one.get("pid") == worker.pid and one.get("start_ticks") == worker.start_ticks and one.get("alive")
+    ]
+    # A server whose settings moved to another folder may have left an older one behind.
+    return max(own, key=lambda one: float(one.get("written") or 0.0), default=None)
+
+
+def _faults(
+    beacon: Mapping[str, Any],
+    patch_hash: str,
+    generation: int | None,
+    settings: Mapping[str, Any] | None,
+    need_applied: bool,  # noqa: FBT001 - handed through from a keyword
+) -> list[str]:
+    if beacon.get("schema") != SCHEMA:
+        return [f"wrote a beacon of schema {beacon.get('schema')!r}; expected {SCHEMA!r}"]
+    faults = []
+    if beacon.get("patch_hash") != patch_hash:
+        faults.append(f"runs patch {_short(beacon.get('patch_hash'))}; expected {_short(patch_hash)}")
+    if beacon.get("settings_problem"):
+        faults.append(f"refused its settings: {beacon['settings_problem']}")
+    if generation is not None and beacon.get("generation") != generation:
+        faults.append(f"has settings of generation {beacon.get('generation')}; expected {generation}")
+    in_force = beacon.get("settings") or {}
+    for key, value in (settings or {}).items():
+        if in_force.get(key) != value:
+            source = f" (from {beacon['settings_source']})" if beacon.get("settings_source") else ""
+            faults.append(f"runs with {key} = {in_force.get(key)}{source}; expected {value}")
+    if need_applied and beacon.get("applied") is not True:
+        why = f": {beacon['skipped']}" if beacon.get("skipped") else ""
+        faults.append(f"has re-routed no pass yet{why}")
+    return faults
+
+
+def _short(value: object) -> str:
+    return str(value)[:12] if value else "(none)"
