@@ -1,7 +1,7 @@
 """Reads why a server did not come up, or went down, from what it logged.
 
-One table: a pattern, what it means, what to do. The first entry that matches is told, so what explains comes before what
-merely follows from it: a rank that dies takes NCCL, the watchdog and the launcher down with it.
+One table: a pattern, what it means, what to do. The first entry that matches is told, so what explains comes before
+what merely follows from it: a rank that dies takes NCCL, the watchdog and the launcher down with it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from surgeon.errors import SurgeonError, UnreachableError
 from surgeon.server.causes import Diagnosis, diagnose
 from surgeon.server.model import Started, parse_started
 
@@ -266,7 +267,13 @@ def _generate(node: Caller, climb: _Climb, poll_s: float, timeout_s: float) -> s
         body = {**prompt, "sampling_params": {"max_new_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}}
         request = {"method": "POST", "path": "/generate", "json": body, "timeout_s": limit}
         args = {"port": climb.started.port, "pid": climb.started.pid, "requests": [request]}
-        answer = node.call("http", args, deadline_s=limit + 10.0)["responses"][0]
+        try:
+            answer = node.call("http", args, deadline_s=limit + 10.0)["responses"][0]
+        except UnreachableError:
+            raise
+        except SurgeonError as error:
+            _alive(_look(node, climb, health=False))
+            raise _Failed(f"POST /generate: {error.message}") from error
         if answer["status"] == _OK:
             try:
                 return f"{check_answer(answer['body'])} in {answer['seconds']:.2f} s"
