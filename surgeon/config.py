@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "surgeon.toml"
 LAB_HOST: Final = "lab"
+_NUMBERS: Final = {"port": range(1, 65536), "connect_timeout_s": range(1, 3601)}
+_POLICIES: Final = ("strict", "accept-new")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ def resolve(given: Settings, *, profile: str | None = None, environ: Mapping[str
     path = find_file(env)
     table = _load(path) if path else {}
     chosen = profile or env.get("SURGEON_PROFILE")
-    settings = given.over(_from_env(env)).over(_from_table(table, chosen, path))
+    said = _checked({k: v for k, v in asdict(given).items() if v is not None}, "the command line")
+    settings = said.over(_from_env(env)).over(_from_table(table, chosen, path))
     if settings.host is None:
         raise UsageError(
             "no node is named: expected --host NAME, SURGEON_HOST, or a host in surgeon.toml; found none",
@@ -75,12 +78,9 @@ def resolve(given: Settings, *, profile: str | None = None, environ: Mapping[str
         from surgeon.lab import target as lab_target
 
         return lab_target()
-    policy = settings.host_key_policy or "strict"
-    if policy not in ("strict", "accept-new"):
-        raise UsageError(f"host_key_policy is {policy!r}; expected 'strict' or 'accept-new'", where="host_key_policy")
     return Target(
         host=settings.host,
-        host_key_policy="accept-new" if policy == "accept-new" else "strict",
+        host_key_policy="accept-new" if settings.host_key_policy == "accept-new" else "strict",
         python=settings.python,
         node_python=settings.node_python,
         state_dir=settings.state_dir,
@@ -95,7 +95,7 @@ def profiles(environ: Mapping[str, str] | None = None) -> tuple[Path | None, dic
     if path is None:
         return None, {}
     table = _load(path)
-    named = {name: _from_table(table, name, path) for name in table.get("profile", {})}
+    named = {name: _from_table(table, name, path) for name in _profiles(table, path)}
     default = _from_table(table, None, path)
     return path, ({"": default} if default.host else {}) | named
 
@@ -133,8 +133,15 @@ def _from_env(environ: Mapping[str, str]) -> Settings:
     return _checked(values, "the environment")
 
 
-def _from_table(table: Mapping[str, Any], profile: str | None, path: Path | None) -> Settings:
+def _profiles(table: Mapping[str, Any], path: Path | None) -> Mapping[str, Mapping[str, Any]]:
     known = table.get("profile", {})
+    if not isinstance(known, dict) or not all(isinstance(value, dict) for value in known.values()):
+        raise UsageError(f"{path}: profile is {known!r}; expected tables, each [profile.NAME]", where=str(path))
+    return known
+
+
+def _from_table(table: Mapping[str, Any], profile: str | None, path: Path | None) -> Settings:
+    known = _profiles(table, path)
     if profile is not None and profile not in known:
         names = ", ".join(sorted(known)) or "none"
         raise UsageError(
@@ -150,11 +157,21 @@ def _checked(values: Mapping[str, Any], source: str) -> Settings:
         raise UsageError(
             f"{source}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(names))}", where=source
         )
-    clean: dict[str, Any] = dict(values)
-    for key in ("port", "connect_timeout_s"):
-        if key in clean:
-            try:
-                clean[key] = int(clean[key])
-            except (TypeError, ValueError) as error:
-                raise UsageError(f"{source}: {key} is {clean[key]!r}; expected a number", where=key) from error
+    clean: dict[str, Any] = {key: _value(key, value, source) for key, value in values.items()}
     return Settings(**clean)
+
+
+def _value(key: str, value: object, source: str) -> str | int:
+    allowed = _NUMBERS.get(key)
+    if allowed is not None:
+        # Numbers come as text from the environment; a bool is an int to Python, and a mistake here.
+        number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+        if isinstance(number, bool) or not isinstance(number, int) or number not in allowed:
+            expected = f"a whole number, {allowed.start}..{allowed.stop - 1}"
+            raise UsageError(f"{source}: {key} is {value!r}; expected {expected}", where=key)
+        return number
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{source}: {key} is {value!r}; expected a text", where=key)
+    if key == "host_key_policy" and value not in _POLICIES:
+        raise UsageError(f"{source}: {key} is {value!r}; expected {' or '.join(map(repr, _POLICIES))}", where=key)
+    return value
