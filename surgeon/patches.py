@@ -58,7 +58,8 @@ class Patch:
         """Refuse values that no model could make sense of; None stands for not said.
 
         Raises:
-            UsageError: an unknown setting, or a value outside what patch.toml says.
+            UsageError: an unknown setting, a value outside what patch.toml says, or, with the defaults for what is not
+                said, a ``min_`` above its ``max_``.
         """
         for name, value in values.items():
             spec = self.specs.get(name)
@@ -67,10 +68,19 @@ class Patch:
             if value is None:
                 continue
             option = f"--{name.replace('_', '-')}"
-            if spec["type"] == "choice" and value not in spec["choices"]:
-                raise UsageError(f"{name} is {value!r}; expected {' or '.join(spec['choices'])}", where=option)
-            if spec["type"] == "int" and not spec["min"] <= value <= spec["max"]:
-                raise UsageError(f"{name} is {value}; expected {spec['min']}..{spec['max']}", where=option)
+            match spec["type"]:
+                case "choice" if value not in spec["choices"]:
+                    raise UsageError(f"{name} is {value!r}; expected {' or '.join(spec['choices'])}", where=option)
+                case "int" if type(value) is not int or not spec["min"] <= value <= spec["max"]:
+                    raise UsageError(f"{name} is {value!r}; expected {spec['min']}..{spec['max']}", where=option)
+                case "bool" if type(value) is not bool:
+                    raise UsageError(f"{name} is {value!r}; expected true or false", where=option)
+        asked = {**self.settings, **{name: value for name, value in values.items() if value is not None}}
+        for low in [name for name in asked if name.startswith("min_")]:
+            high = f"max_{low.removeprefix('min_')}"
+            if high in asked and asked[low] > asked[high]:
+                option = f"--{low.replace('_', '-')}"
+                raise UsageError(f"{low} is {asked[low]}; expected at most {high}, {asked[high]}", where=option)
 
     def say(self, settings: Mapping[str, Any]) -> str:
         """Settings in one line, for people; switches that stand at their default are left out."""
