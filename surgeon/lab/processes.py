@@ -1,0 +1,154 @@
+"""The lab's processes: found in /proc by what marks them, and ended without leftovers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from surgeon.errors import SurgeonError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+_PROC = Path("/proc")
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Process:
+    """One running process.
+
+    Attributes:
+        pid: its number.
+        parent: its parent's.
+        started: clock ticks from boot to its start; with pid it names a process for good.
+        argv: its command line, or the one word that it has put in its place.
+    """
+
+    pid: int
+    parent: int
+    started: int
+    argv: tuple[str, ...]
+
+
+def look_up(pid: int) -> Process | None:
+    """The process of that number, or None if there is none or it has ended and waits for its parent.
+
+    Args:
+        pid: its number.
+    """
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        command = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything, parentheses too.
+    fields = stat[stat.rindex(")") + 2 :].split()
+    if fields[0] == "Z":
+        return None
+    argv = tuple(word.decode(errors="replace") for word in command.rstrip(b"\0").split(b"\0"))
+    return Process(pid, int(fields[1]), int(fields[19]), argv)
+
+
+def everything() -> list[Process]:
+    """All processes, in order of their numbers."""
+    pids = sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+    return [process for pid in pids if (process := look_up(pid)) is not None]
+
+
+def marked(variable: str, value: str, *, mapping: Path) -> list[Process]:
+    """Processes that carry a mark in their environment or have files of a folder mapped, and their descendants.
+
+    sglang's workers write their title over their environment, so that the mark is gone; but they have the compiled
+    modules of their environment mapped, whoever their parent is by now.
+
+    Args:
+        variable: of the environment.
+        value: what it is set to.
+        mapping: a folder; files whose path begins like it count.
+    """
+    mark = f"{variable}={value}".encode()
+    all_of_them = everything()
+    roots = {process.pid for process in all_of_them if _carries(process.pid, mark, os.fsencode(mapping))}
+    return descendants(roots, among=all_of_them)
+
+
+def _carries(pid: int, mark: bytes, mapping: bytes) -> bool:
+    try:
+        return (
+            mark in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+            or mapping in (_PROC / str(pid) / "maps").read_bytes()
+        )
+    except OSError:
+        return False  # another user's, or gone
+
+
+def descendants(roots: Collection[int], *, among: Iterable[Process] | None = None) -> list[Process]:
+    """Processes and everything below them.
+
+    Args:
+        roots: numbers of the processes to begin with.
+        among: where to look; None for all processes.
+    """
+    candidates = list(everything() if among is None else among)
+    chosen = set(roots)
+    grown = True
+    while grown:
+        more = {process.pid for process in candidates if process.parent in chosen} - chosen
+        chosen |= more
+        grown = bool(more)
+    return [process for process in candidates if process.pid in chosen]
+
+
+def alive(process: Process) -> bool:
+    """Whether it still runs; another process that got its number does not count.
+
+    Args:
+        process: as it was seen before.
+    """
+    now = look_up(process.pid)
+    return now is not None and now.started == process.started
+
+
+def end(processes: Collection[Process], *, grace_s: float = 20.0) -> None:
+    """End processes: ask, wait, then insist.
+
+    Args:
+        processes: as they were seen; ourselves left out.
+        grace_s: seconds between asking and insisting.
+
+    Raises:
+        SurgeonError: some would not end.
+    """
+    mine = os.getpid()
+    for how, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
+        left = [process for process in processes if process.pid != mine and alive(process)]
+        for process in left:
+            _signal(process.pid, how)
+        deadline = time.monotonic() + patience_s
+        while any(alive(process) for process in left):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)
+        else:
+            return
+    raise SurgeonError(
+        f"Processes that would not end: {', '.join(str(process.pid) for process in left if alive(process))}",
+        advice="They may belong to another user, or wait for a disk; look at them with ps.",
+    )
+
+
+def _signal(pid: int, how: signal.Signals) -> None:
+    try:
+        os.kill(pid, how)
+    except ProcessLookupError:
+        pass
+    except PermissionError as error:
+        raise SurgeonError(
+            f"Process {pid} belongs to another user and cannot be ended.",
+            advice="Run `surgeon lab down` as the user who ran `surgeon lab up`.",
+        ) from error
