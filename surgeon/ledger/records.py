@@ -125,6 +125,10 @@ class Ledger:
                 return record
         return None
 
+    def latest(self, path: str) -> Record | None:
+        """The latest revision that changed ``path`` and still counts."""
+        return next((r for r in reversed(self.records) if r.status == "applied" and r.change(path)), None)
+
     def get(self, revision: int) -> Record | None:
         """The revision of that number."""
         return next((r for r in self.records if r.revision == revision), None)
@@ -149,17 +153,26 @@ def parse_ledger(raw: Mapping[str, Any]) -> Ledger:
 
 
 def fold(lines: Iterable[Mapping[str, Any]]) -> tuple[Record, ...]:
-    """Revisions from the ledger's lines: fields of later lines of one revision replace those of earlier ones."""
+    """Revisions from the ledger's lines: fields of later lines of one revision replace those of earlier ones.
+
+    A revision that does not say what a file's original was takes that from the revision before it: "not said" must
+    never read as "the package does not bring it", which would make a rollback remove the file.
+    """
     merged: dict[int, dict[str, Any]] = {}
     for line in lines:
         number = line.get("revision")
         if isinstance(number, int):
             merged.setdefault(number, {}).update(line)
-    return tuple(_record(merged[number]) for number in sorted(merged))
+    records: list[Record] = []
+    originals: dict[str, str | None] = {}
+    for number in sorted(merged):
+        records.append(_record(merged[number], originals))
+        originals |= {change.path: change.original for change in records[-1].files}
+    return tuple(records)
 
 
-def _record(raw: Mapping[str, Any]) -> Record:
-    originals: Mapping[str, str | None] = raw.get("originals") or {}
+def _record(raw: Mapping[str, Any], known: Mapping[str, str | None]) -> Record:
+    originals: Mapping[str, str | None] = {**known, **(raw.get("originals") or {})}
     status = raw.get("status")
     return Record(
         revision=int(raw["revision"]),

@@ -68,7 +68,7 @@ def judge_disk(facts: FileFacts, ledger: Ledger, *, stamp: str) -> Verdict:
 
 def _judge_grafted(facts: FileFacts, ledger: Ledger, stamp: str) -> Verdict:
     producer = ledger.producer(facts.path, facts.sha256)
-    if producer is None or producer.kind == "rollback":
+    if producer is None:
         return Verdict(PatchState.FOREIGN_EDIT, "the file holds a graft that this node's ledger did not write")
     changed = _changed_beside(facts, ledger, producer)
     if changed:
@@ -76,7 +76,7 @@ def _judge_grafted(facts: FileFacts, ledger: Ledger, stamp: str) -> Verdict:
     if facts.stamp != stamp:
         return Verdict(
             PatchState.STALE,
-            f"applied by {producer.patch} {producer.patch_version} ({facts.stamp}); this surgeon brings {stamp}",
+            f"the graft is of another version of {producer.patch} ({facts.stamp}); this surgeon brings {stamp}",
             producer,
         )
     return Verdict(PatchState.APPLIED, f"the bytes are revision {producer.revision}'s", producer)
@@ -90,23 +90,26 @@ def _judge_plain(facts: FileFacts, ledger: Ledger) -> Verdict:
         for change in record.files
         if change.path == facts.path
     )
-    head = ledger.head
-    patched_last = head is not None and head.kind == "apply" and head.change(facts.path) is not None
+    # A later revision may have changed settings only, and a rollback may have brought an earlier graft back.
+    last = ledger.latest(facts.path)
+    change = last.change(facts.path) if last else None
     if facts.record_sha256 is not None and not as_installed and not known_original:
         return Verdict(
             PatchState.FOREIGN_EDIT,
             "the file is neither what the package's RECORD says nor anything that this node's ledger knows",
         )
-    if patched_last:
+    if last is not None and change is not None and change.after != change.original:
         return Verdict(
             PatchState.REINSTALLED,
-            f"the package was replaced since revision {head.revision if head else 0}; the patch is gone",
-            head,
+            f"the package was replaced since revision {last.revision}; the patch is gone",
+            last,
         )
     if not facts.fits:
         return Verdict(PatchState.DOES_NOT_FIT, "no place for the patch was found in this file")
     if facts.record_sha256 is None:
         return Verdict(PatchState.PRISTINE, "no graft is in the file (the package's RECORD does not list it)")
+    if not as_installed:
+        return Verdict(PatchState.PRISTINE, "the file is the original that this node's ledger keeps")
     return Verdict(PatchState.PRISTINE, "the file is what the package's RECORD says")
 
 
