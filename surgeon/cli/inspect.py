@@ -42,12 +42,12 @@ def topk(
 
         with session.connect() as node:
             found = inspect.run(node, session.target, patches.load("oea"))
-    session.sink.answer(_json(found), lambda: _render(found))
+    session.sink.answer(_json(found), lambda: _render(found, verbose=session.sink.verbose))
     if found.unfinished:
         session.sink.warn(found.unfinished)
 
 
-def _render(found: Inspection) -> Sequence[RenderableType]:
+def _render(found: Inspection, *, verbose: bool) -> Sequence[RenderableType]:
     from rich.syntax import Syntax
     from rich.table import Table
 
@@ -79,16 +79,16 @@ def _render(found: Inspection) -> Sequence[RenderableType]:
         facts.add_row("live path", describe.live_text(found.live))
     facts.add_row("gate", describe.GATE_NOTE)
     parts: list[RenderableType] = [facts]
-    if found.functions:
-        parts += ["", _functions(found)]
     line = _shown_line(found)
     if line:
-        rows = surgery.excerpt(found.source, line, 6)
+        rows = surgery.excerpt(found.source, line, 4)
         text = "\n".join(text for _, text in rows)
         parts += [
             "",
             Syntax(text, "python", line_numbers=True, start_line=rows[0][0], highlight_lines={line}, word_wrap=False),
         ]
+    if found.functions:
+        parts += ["", _functions(found, everything=verbose)]
     return parts
 
 
@@ -103,16 +103,22 @@ def _shown_line(found: Inspection) -> int | None:
     return None
 
 
-def _functions(found: Inspection) -> RenderableType:
+def _functions(found: Inspection, *, everything: bool) -> RenderableType:
     from rich.table import Table
 
-    table = Table(title=None, box=None, padding=(0, 2, 0, 0))
-    for name in ("lines", "function", "role", "calls"):
-        table.add_column(name, style="dim" if name == "lines" else "", overflow="fold")
+    from surgeon.cli import describe
+
+    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
+    table.title = "functions that take part in expert selection"
+    table.add_column("lines", style="dim", no_wrap=True)
+    table.add_column("function", no_wrap=True)
+    table.add_column("role", no_wrap=True)
+    table.add_column("calls" if everything else "", overflow="fold")
     for function in found.functions:
-        decorated = " ".join(f"@{d}" for d in function.decorators)
-        name = f"{function.name} [dim]{decorated}[/dim]" if decorated else function.name
-        table.add_row(f"{function.line}-{function.end}", name, function.role, ", ".join(function.calls))
+        compiled = any("torch.compile" in d for d in function.decorators)
+        tail = ", ".join(function.calls) if everything else "compiled" if compiled else ""
+        name = describe.escape(function.name)
+        table.add_row(f"{function.line}-{function.end}", name, function.role, f"[dim]{describe.escape(tail)}[/dim]")
     return table
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +49,8 @@ class Session:
         """A connection to it, closed on the way out."""
         from surgeon.node.client import connect
 
+        # Parsing needs LibCST, which takes longer to import than a node takes to answer: do both at once.
+        threading.Thread(target=importlib.import_module, args=("surgeon.surgery",), daemon=True).start()
         with connect(self.target) as node:
             yield node
             if self.sink.verbose:
