@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-import os
+import shutil
 import socket
 import subprocess
 import time
@@ -15,7 +15,7 @@ import pytest
 from surgeon.errors import UnreachableError, UsageError
 from surgeon.node.client import Node, connect
 from surgeon.node.target import Target
-from tests.support.ssh import free_port, make_key, openssh_node, silent_port
+from tests.support.ssh import free_port, make_key, openssh_node, silent_port, tool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,14 +33,12 @@ def speaks(node: Node) -> bool:
 
 def user_ssh(node: SshNode) -> subprocess.CompletedProcess[bytes]:
     """Run the user's own ssh against a node: what surgeon is to be compared with."""
-    command = ["ssh", "-F", str(node.config), "-o", "BatchMode=yes", "node", "true"]  # found where the user's is
-    return subprocess.run(command, check=False, capture_output=True, stdin=subprocess.DEVNULL, timeout=30)
+    return tool("ssh", "-F", str(node.config), "-o", "BatchMode=yes", "node", "true")
 
 
 def fingerprint(public_key: Path) -> str:
     """Let ssh-keygen say a key's fingerprint."""
-    done = subprocess.run(["ssh-keygen", "-lf", str(public_key)], check=True, capture_output=True)
-    return done.stdout.decode().split()[1]
+    return tool("ssh-keygen", "-lf", str(public_key)).stdout.decode().split()[1]
 
 
 def test_a_verb_goes_to_the_node_and_its_answer_comes_back(ssh_node: SshNode) -> None:
@@ -127,7 +125,7 @@ def test_patterns_and_hashed_names_in_known_hosts_count(openssh: SshNode, name: 
     """known_hosts is read as OpenSSH reads it."""
     openssh.know(name=None if name == "hashed" else name.format(port=openssh.port))
     if name == "hashed":
-        subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(openssh.known_hosts)], check=True, capture_output=True)
+        tool("ssh-keygen", "-q", "-H", "-f", str(openssh.known_hosts)).check_returncode()
         assert b"127.0.0.1" not in openssh.known_hosts.read_bytes()
     assert speaks(connect(openssh.target))
 
@@ -156,7 +154,7 @@ def test_a_changed_host_key_is_refused_with_the_line_that_mends_it(openssh: SshN
         assert error.exit_code == 3
     mend = f"ssh-keygen -R '[127.0.0.1]:{openssh.port}' -f '{openssh.known_hosts}'"
     assert mend in error.advice
-    subprocess.run(["sh", "-c", mend], check=True, capture_output=True)
+    tool("sh", "-c", mend).check_returncode()
     assert speaks(connect(replace(openssh.target, host_key_policy="accept-new")))
 
 
@@ -189,8 +187,9 @@ def test_a_host_known_by_a_certificate_is_reached_through_the_users_ssh(openssh:
     """Paramiko cannot check host certificates; the user's own ssh can, and is used then."""
     authority = make_key(tmp_path / "ca")
     public = openssh.host_key.with_suffix(".pub")
-    sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "node", "-h", "-n", "127.0.0.1,certified", str(public)]
-    subprocess.run(sign, check=True, capture_output=True)
+    tool(
+        "ssh-keygen", "-q", "-s", str(authority), "-I", "node", "-h", "-n", "certified", str(public)
+    ).check_returncode()
     certificate = openssh.host_key.with_name(f"{openssh.host_key.name}-cert.pub")
     with openssh_node(
         tmp_path / "second", options=(f"HostKey {openssh.host_key}", f"HostCertificate {certificate}")
@@ -214,7 +213,7 @@ def test_a_refused_key_is_named(ssh_node: SshNode) -> None:
 
 def test_a_locked_key_is_named_with_the_way_to_unlock_it(openssh: SshNode) -> None:
     """A key with a passphrase is not asked about; ssh-add is advised."""
-    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(openssh.key)], check=True, capture_output=True)
+    tool("ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(openssh.key)).check_returncode()
     with pytest.raises(UnreachableError, match="needs its passphrase") as raised:
         connect(openssh.target)
     assert f"ssh-add {openssh.key}" in raised.value.advice
@@ -223,13 +222,14 @@ def test_a_locked_key_is_named_with_the_way_to_unlock_it(openssh: SshNode) -> No
 def test_a_key_that_only_the_agent_holds_is_used(openssh: SshNode) -> None:
     """IdentityAgent is asked, and IdentityFile may be the public half alone."""
     path = openssh.folder / "agent.sock"
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
+    agent = subprocess.Popen(
+        [shutil.which("ssh-agent") or "ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL
+    )
     try:
         limit = time.monotonic() + 10
         while not path.exists() and time.monotonic() < limit:
             time.sleep(0.02)
-        environment = {**os.environ, "SSH_AUTH_SOCK": str(path)}
-        subprocess.run(["ssh-add", "-q", str(openssh.key)], check=True, env=environment, capture_output=True)
+        tool("ssh-add", "-q", str(openssh.key), SSH_AUTH_SOCK=str(path)).check_returncode()
         openssh.key.unlink()
         openssh.configure(IdentityAgent=str(path), IdentityFile=str(openssh.key.with_suffix(".pub")))
         assert speaks(connect(openssh.target))
@@ -282,7 +282,7 @@ def test_a_name_that_ssh_would_take_for_an_option_is_refused(host: str) -> None:
 
 
 def test_a_configuration_that_ssh_cannot_read_is_a_usage_error(openssh: SshNode) -> None:
-    """ssh's own complaint is passed on."""
+    """The complaint that ssh makes is passed on."""
     openssh.config.write_text("Host node\n    Prot 22\n", "utf-8")
     with pytest.raises(UsageError, match="Bad configuration option: prot"):
         connect(openssh.target)

@@ -7,6 +7,7 @@ import contextlib
 import getpass
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -25,11 +26,22 @@ if TYPE_CHECKING:
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
 
+def tool(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run one of OpenSSH's own programs, without a terminal, and return what came of it."""
+    return subprocess.run(
+        [shutil.which(program) or program, *arguments],
+        check=False,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
 def make_key(path: Path, kind: str = "ed25519") -> Path:
     """Make a key pair without a passphrase and return the private half."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    keygen = shutil.which("ssh-keygen") or "/usr/bin/ssh-keygen"
-    subprocess.run([keygen, "-q", "-t", kind, "-N", "", "-C", path.name, "-f", str(path)], check=True)
+    tool("ssh-keygen", "-q", "-t", kind, "-N", "", "-C", path.name, "-f", str(path)).check_returncode()
     return path
 
 
@@ -51,6 +63,7 @@ class SshNode:
         host_key: the server's private host key; ``.pub`` beside it.
         known_hosts: the client's file of host keys, which has this one.
         config: the client's ssh configuration with a ``Host node``.
+        home: the home directory of OpenSSH's sessions, whose start-up files are the test's to write.
         state_dir: an empty directory name for the agent's state.
         pid: the process of the server, when it has one of its own.
     """
@@ -61,6 +74,7 @@ class SshNode:
     host_key: Path
     known_hosts: Path
     config: Path
+    home: Path
     state_dir: Path
     pid: int | None = None
     extra: list[str] = field(default_factory=list)
@@ -78,6 +92,15 @@ class SshNode:
     def log(self) -> str:
         """What the server wrote so far."""
         return (self.folder / "sshd.log").read_text("utf-8", "replace")
+
+    def sessions(self) -> list[int]:
+        """The processes that serve the connections of this moment."""
+        found = []
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                if int(status.read_text("utf-8").rpartition(")")[2].split()[1]) == self.pid:
+                    found.append(int(status.parent.name))
+        return found
 
     def know(self, name: str | None = None, key: str | None = None) -> None:
         """Make the client's known_hosts say that ``name`` has ``key``; by default what is true."""
@@ -109,8 +132,10 @@ def _layout(folder: Path, kind: str) -> SshNode:
         host_key=make_key(folder / "host_key", kind),
         known_hosts=folder / "known_hosts",
         config=folder / "ssh_config",
+        home=folder / "home",
         state_dir=folder / "state",
     )
+    node.home.mkdir()
     node.know()
     node.configure()
     return node
@@ -151,6 +176,7 @@ def openssh_node(folder: Path, *, host_key: str = "ed25519", options: tuple[str,
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",
         "PermitRootLogin prohibit-password",
+        f"SetEnv HOME={node.home}",
         *options,
     ]
     configuration = folder / "sshd_config"
@@ -176,6 +202,8 @@ def asyncssh_node(folder: Path) -> Iterator[SshNode]:
     node = _layout(folder, "ed25519")
     loop = asyncio.new_event_loop()
     connections: list[asyncssh.SSHServerConnection] = []
+    children: set[int] = set()
+    tasks: list[asyncio.Task[None] | None] = []
 
     class Server(asyncssh.SSHServer):
         def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
@@ -187,8 +215,12 @@ def asyncssh_node(folder: Path) -> Iterator[SshNode]:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
+        children.add(child.pid)
+        tasks.append(asyncio.current_task())
         stdout, stderr = await child.communicate(await process.stdin.read())
+        children.discard(child.pid)
         process.stdout.write(stdout)
         process.stderr.write(stderr)
         process.exit(child.returncode or 0)
@@ -210,6 +242,10 @@ def asyncssh_node(folder: Path) -> Iterator[SshNode]:
         for connection in connections:
             connection.abort()
             await connection.wait_closed()
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        await asyncio.gather(*filter(None, tasks), return_exceptions=True)
         # Transports close themselves in the loop's next rounds.
         await asyncio.sleep(0.05)
 

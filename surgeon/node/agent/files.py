@@ -71,10 +71,11 @@ def examine(path: str, limit: Optional[int] = None) -> Optional[Present]:
             advice = "surgeon changes regular files only; reinstall the package with copies or hard links."
             raise AgentError("does-not-fit", message, advice, path) from error
         raise AgentError("failed", "Cannot read {}: {}.".format(path, error.strerror), where=path) from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise AgentError("does-not-fit", "{} is not a regular file.".format(path), where=path)
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise AgentError("does-not-fit", "{} is not a regular file.".format(path), where=path)
         data = file.read(-1 if limit is None else limit)
     mode = stat.S_IMODE(status.st_mode)
     return Present(data, mode, status.st_uid, status.st_gid, status.st_nlink, int(status.st_mtime))
