@@ -83,7 +83,7 @@ def is_worker(process: Process) -> bool:
 
 
 def _launch(process: Process) -> Optional[Program]:
-    if process.state == "Z" or not process.argv:
+    if process.state == "Z" or not process.argv or process.title.startswith(CHILD_TITLES):
         return None
     exe = procfs.link(process.pid, "exe") or ""
     if not cmdline.is_python(process.argv[0]) and not cmdline.is_python(procfs.undeleted(exe)):
