@@ -63,6 +63,7 @@ def _node_markers(snapshot: Snapshot) -> dict[str, str]:
     return {
         "python_full_version": snapshot.python_version,
         "python_version": ".".join(snapshot.python_version.split(".")[:2]),
+        "platform_machine": snapshot.machine,
         "sys_platform": "linux",
         "platform_system": "Linux",
         "os_name": "posix",

@@ -7,6 +7,7 @@ configs of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 MARK: Final = "SURGEON-PROBE:"
 
-# Runs on the node under the server's interpreter; its last line is MARK and one JSON object.
+# Runs on the node under the server's interpreter; whatever is printed around it, one line is MARK and a JSON object.
 CODE: Final = f"""
 import importlib, json, sys, traceback
 path, trust = sys.argv[1], sys.argv[2] == "1"
@@ -45,7 +46,7 @@ except BaseException as error:
         except BaseException as second:
             said["error"] = "".join(traceback.format_exception_only(type(second), second)).strip()[-2000:]
         break
-print("{MARK}" + json.dumps(said))
+print("\\n{MARK}" + json.dumps(said), flush=True)
 """
 
 
@@ -53,8 +54,10 @@ def read_probe(stdout: str, stderr: str, returncode: int) -> Mapping[str, Any]:
     """The object that CODE printed; if it never got that far, one that says why."""
     for line in reversed(stdout.splitlines()):
         if line.startswith(MARK):
-            said: Mapping[str, Any] = json.loads(line.removeprefix(MARK))
-            return said
+            with contextlib.suppress(ValueError):
+                said = json.loads(line.removeprefix(MARK))
+                if isinstance(said, dict):
+                    return said
     last = stderr.strip().splitlines()[-1:] or [f"exit status {returncode}, nothing printed"]
     return {"ok": False, "error": last[0]}
 

@@ -36,6 +36,7 @@ class Snapshot:
         package_version: its version.
         requires: its Requires-Dist lines.
         distributions: everything installed, duplicates included.
+        machine: the node's architecture as ``uname -m`` says it; markers ask for it.
     """
 
     python: str
@@ -44,6 +45,7 @@ class Snapshot:
     package_version: str
     requires: tuple[str, ...]
     distributions: tuple[Distribution, ...] = field(repr=False)
+    machine: str = "x86_64"
 
     def installed(self) -> dict[str, Distribution]:
         """By normalised name; of duplicates the first on sys.path, which is the one that is imported."""
