@@ -2,7 +2,8 @@
 
 ``surgeon.toml`` is looked for in the current folder and its parents, then in the user's configuration folder.
 Top-level keys are defaults; ``[profile.NAME]`` tables override them. How the node is reached (ports, identities,
-jumps) stays in the user's ssh configuration, which is honoured exactly as ``ssh`` does.
+jumps) stays in the user's ssh configuration, which is honoured exactly as ``ssh`` does; ``ssh_config`` names another
+file for it, as ``ssh -F`` does.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Settings:
         python: the interpreter on the node that has sglang, when no running server tells.
         node_python: the python3 that runs surgeon's agent, when it is not on the node's PATH.
         state_dir: where surgeon keeps its state on the node.
+        ssh_config: a file to read instead of the user's ssh configuration; in surgeon.toml, relative to that file.
         port: which server, when several run.
         host_key_policy: ``strict`` or ``accept-new``.
         connect_timeout_s: seconds until an unanswered connection counts as failed.
@@ -44,6 +46,7 @@ class Settings:
     python: str | None = None
     node_python: str | None = None
     state_dir: str | None = None
+    ssh_config: str | None = None
     port: int | None = None
     host_key_policy: str | None = None
     connect_timeout_s: int | None = None
@@ -80,6 +83,7 @@ def resolve(given: Settings, *, profile: str | None = None, environ: Mapping[str
         return lab_target()
     return Target(
         host=settings.host,
+        ssh_config=Path(settings.ssh_config).expanduser() if settings.ssh_config else None,
         host_key_policy="accept-new" if settings.host_key_policy == "accept-new" else "strict",
         python=settings.python,
         node_python=settings.node_python,
@@ -148,7 +152,10 @@ def _from_table(table: Mapping[str, Any], profile: str | None, path: Path | None
             f"profile {profile!r} is not in {path or 'any ' + FILE_NAME}; found: {names}", where="--profile"
         )
     base = _checked({k: v for k, v in table.items() if k != "profile"}, str(path))
-    return _checked(known[profile], str(path)).over(base) if profile else base
+    said = _checked(known[profile], str(path)).over(base) if profile else base
+    if path is None or said.ssh_config is None:
+        return said
+    return replace(said, ssh_config=str(path.parent / Path(said.ssh_config).expanduser()))
 
 
 def _checked(values: Mapping[str, Any], source: str) -> Settings:

@@ -92,6 +92,25 @@ def test_accept_new_is_taken_from_every_source(home: Path) -> None:
     assert config.resolve(Settings(), environ={}).host_key_policy == "accept-new"
 
 
+@pytest.mark.parametrize(
+    ("text", "environ", "expected"),
+    [
+        ('ssh_config = "keys/ssh_config"', {}, "{home}/keys/ssh_config"),
+        ('ssh_config = "~/other_config"', {}, "{home}/other_config"),
+        ('ssh_config = "/etc/lab/ssh_config"', {}, "/etc/lab/ssh_config"),
+        ('ssh_config = "keys/ssh_config"', {"SURGEON_SSH_CONFIG": "~/from_env"}, "{home}/from_env"),
+        ("", {}, None),
+    ],
+)
+def test_another_ssh_configuration_is_named_like_ssh_minus_f(
+    home: Path, text: str, environ: dict[str, str], expected: str | None
+) -> None:
+    """A path in the file is relative to the file, wherever surgeon is called from; ``~`` is the user's home."""
+    (home / "surgeon.toml").write_text(text)
+    target = config.resolve(Settings(host="gpu1"), environ=environ)
+    assert (str(target.ssh_config) if target.ssh_config else None) == (expected and expected.format(home=home))
+
+
 def test_the_file_is_found_in_parents_and_the_nearest_one_wins(home: Path) -> None:
     """A surgeon.toml above the current folder counts, unless a nearer one is there."""
     (home / "surgeon.toml").write_text('host = "far"\n')
