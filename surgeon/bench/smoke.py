@@ -59,7 +59,8 @@ if os.path.exists(target):
         said = json.loads(file.read().strip().splitlines()[-1])
     os.unlink(target)
 said.pop("server_info", None)
-print("{MARK}" + json.dumps({{"module": name, "code": code, "said": said, "tokens": [counted[r] for r in order]}}))
+report = {{"module": name, "code": code, "said": said, "tokens": [counted[r] for r in order]}}
+print("\\n{MARK}" + json.dumps(report), flush=True)
 """
 
 
