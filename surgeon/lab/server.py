@@ -163,6 +163,8 @@ def _variables(ranks: int) -> dict[str, str]:
         # make a pass up to thirty times slower.
         "OMP_NUM_THREADS": "1",
         "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR": str(paths().recordings),
+        # Compiling a handful of small functions costs every start 20 s and a C++ compiler.
+        "TORCHDYNAMO_DISABLE": "1",
         "HF_HUB_OFFLINE": "1",
         FAULTS_VARIABLE: str(paths().faults),
     }
