@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import threading
 import time
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 from . import cmdline, masking, processes, procfs
 from .protocol import AgentError, Context, verb
@@ -48,31 +50,35 @@ class Endpoint:
         """
         began = time.monotonic()
         answer: Dict[str, Any] = {"status": None, "body": None, "error": None}
+        connection = self._connect(timeout_s)
+        late = threading.Event()
+        watchdog: Optional[threading.Timer] = None
+        try:
+            connection.connect()
+            # A socket's timeout starts again with every byte; this ends a reply that trickles.
+            watchdog = threading.Timer(began + timeout_s - time.monotonic(), self._cut, [connection.sock, late])
+            watchdog.daemon = True
+            watchdog.start()
+            status, data = self._exchange(connection, method, path, body)
+            answer.update(status=status, body=masking.text(data.decode("utf-8", "replace"), self.secrets))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            answer["error"] = "{}: {}".format(type(error).__name__, error)
+        finally:
+            if watchdog is not None:
+                watchdog.cancel()
+            connection.close()
+        if late.is_set() or (answer["error"] is not None and time.monotonic() - began >= timeout_s):
+            answer = {"status": None, "body": None, "error": "no answer within {:.1f} s".format(timeout_s)}
+        answer["seconds"] = round(time.monotonic() - began, 4)
+        return answer
+
+    def _exchange(self, connection: http.client.HTTPConnection, method: str, path: str, body: Any) -> Tuple[int, bytes]:
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if self.key:
             headers["Authorization"] = "Bearer " + self.key
-        payload = None if body is None else json.dumps(body).encode("utf-8")
-        connection = self._connect(timeout_s)
-        # A socket's timeout starts again with every byte; this ends a reply that trickles.
-        watchdog = threading.Timer(timeout_s, self._cut, [connection])
-        watchdog.daemon = True
-        watchdog.start()
-        try:
-            connection.request(method, path, payload, headers)
-            response = connection.getresponse()
-            data = response.read(BODY_LIMIT)
-            answer["status"] = response.status
-            answer["body"] = masking.text(data.decode("utf-8", "replace"), self.secrets)
-        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
-            late = time.monotonic() - began >= timeout_s
-            answer["error"] = (
-                "no answer within {:.1f} s".format(timeout_s) if late else "{}: {}".format(type(error).__name__, error)
-            )
-        finally:
-            watchdog.cancel()
-            connection.close()
-        answer["seconds"] = round(time.monotonic() - began, 4)
-        return answer
+        connection.request(method, path, None if body is None else json.dumps(body).encode("utf-8"), headers)
+        response = connection.getresponse()
+        return response.status, response.read(BODY_LIMIT)
 
     def _connect(self, timeout_s: float) -> Union[http.client.HTTPConnection, http.client.HTTPSConnection]:
         if not self.tls:
@@ -84,13 +90,10 @@ class Endpoint:
         return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
 
     @staticmethod
-    def _cut(connection: http.client.HTTPConnection) -> None:
-        held = connection.sock
-        if held is not None:
-            try:
-                held.shutdown(2)
-            except OSError:
-                return
+    def _cut(held: socket.socket, late: threading.Event) -> None:
+        late.set()
+        with contextlib.suppress(OSError):
+            held.shutdown(socket.SHUT_RDWR)
 
 
 def _endpoint(port: int, pid: Optional[int]) -> Endpoint:
