@@ -123,20 +123,21 @@ def of_server(server: Server, state: str) -> Dict[str, Any]:
     }
 
 
-def _folder(state: str) -> str:
+def folder(state: str) -> str:
+    """Return where launches are saved."""
     return os.path.join(state, "launch")
 
 
 def _path(state: str, launch: str) -> str:
     if not launch.isdigit():
         raise AgentError("usage", "A saved launch is named by its port, found {!r}.".format(launch))
-    return os.path.join(_folder(state), launch + ".json")
+    return os.path.join(folder(state), launch + ".json")
 
 
 def save(state: str, launch: Dict[str, Any], phase: str, **more: Any) -> Dict[str, Any]:
     """Keep a launch with the phase it is in, readable by surgeon's user only; return it as kept."""
     kept = dict(launch, phase=phase, changed=time.time(), **more)
-    make_private(_folder(state))
+    make_private(folder(state))
     # JSON escapes what of an environment is no UTF-8, so that every byte comes back.
     write_private(_path(state, kept["id"]), json.dumps(kept).encode("ascii"))
     return kept
@@ -165,7 +166,7 @@ def all_saved(state: str) -> List[Dict[str, Any]]:
     """Return every saved launch, the one that changed last first; an unreadable one is left out."""
     found = []
     try:
-        names = os.listdir(_folder(state))
+        names = os.listdir(folder(state))
     except OSError:
         return []
     for name in names:

@@ -8,7 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import launches, masking, processes, procfs, spawn, tail
+from . import launches, lease, masking, processes, procfs, spawn, state, tail
 from .boot import make_private
 from .protocol import AgentError, Context, verb
 
@@ -259,20 +259,40 @@ def _unbreakable(context: Context) -> Any:
         signal.signal(signal.SIGHUP, before)
 
 
+@contextlib.contextmanager
+def _alone(args: Dict[str, Any], context: Context) -> Any:
+    """Let one agent at a time stop and start servers, and only for the client that holds the lease it names.
+
+    An agent goes on when its connection is cut, so the next client's agent may come while it still works; and one
+    that waited here for long may belong to a client whose lease another has taken since.
+
+    Raises:
+        AgentError: another agent is still at it at the deadline, or the lease is another's now (``locked``).
+    """
+    with state.locked(state.private(launches.folder(context.state)), context, "the servers of this node"):
+        if args.get("site_id") is not None:
+            site = state.site_of(args, context)
+            with state.locked(site, context):
+                lease.require(site, context)
+        yield
+
+
 @verb("stop")
 def stop(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
     """Stop a server: its own process tree and nothing else.
 
     Args:
-        args: ``pid``, the launcher's; ``timeout_s`` for it to end by itself (60 unless said).
+        args: ``pid``, the launcher's; ``timeout_s`` for it to end by itself (60 unless said); ``site_id`` of the
+            lease that must be held, if one must.
         context: its deadline cuts the timeout short.
 
     Returns:
         ``launch`` (the name it is saved under), ``port``, ``stopped`` and ``killed`` pids, ``log``, ``log_offset``,
         ``seconds``, ``notes``.
     """
-    server = processes.of_pid(int(args["pid"]))
-    return _stop(server, float(args.get("timeout_s") or DEFAULT_TIMEOUT_S), context)
+    with _alone(args, context):
+        server = processes.of_pid(int(args["pid"]))
+        return _stop(server, float(args.get("timeout_s") or DEFAULT_TIMEOUT_S), context)
 
 
 @verb("start")
@@ -280,33 +300,49 @@ def start(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
     """Start a server from a saved launch.
 
     Args:
-        args: ``launch``, the name it was saved under; None for the server that surgeon stopped.
+        args: ``launch``, the name it was saved under; None for the server that surgeon stopped. ``site_id`` as for
+            ``stop``.
         context: holds the state directory.
 
     Returns:
         ``pid``, ``start_ticks``, ``started`` (epoch), ``port``, ``launch``, ``log``, ``log_offset``, ``notes``.
     """
     wanted = args.get("launch")
-    launch = _choose(context.state, str(wanted) if wanted is not None else None)
-    with _unbreakable(context):
-        return _start(launch, context)
+    with _alone(args, context), _unbreakable(context):
+        return _start(_choose(context.state, str(wanted) if wanted is not None else None), context)
+
+
+def _meant(pid: Optional[int], port: Optional[int]) -> Optional[Server]:
+    """Return the server that a restart is about; None when it does not run.
+
+    Raises:
+        AgentError: no server has that pid, and no port says whose place it had.
+    """
+    if port is None:
+        return processes.of_pid(pid) if pid is not None else None
+    return next((one for one in processes.find()[0] if one.port == port), None)
 
 
 @verb("restart")
 def restart(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
-    """Stop a server and start it again as it was started; with no pid, start the one that surgeon stopped.
+    """Stop a server and start it again as it was started; where none runs, start the one that was saved.
 
     Args:
-        args: ``pid`` or None; ``timeout_s`` for it to end by itself.
+        args: ``port``, where the server listens or will, whichever process that is by now; or ``pid``, for the
+            launcher with just this pid; neither, for the server that surgeon stopped. ``launch`` for the saved
+            launch to start where none runs. ``timeout_s`` for it to end by itself; ``site_id`` as for ``stop``.
         context: its deadline cuts the timeout short.
 
     Returns:
         As ``start``, with ``stopped`` and ``killed``.
     """
-    if args.get("pid") is None:
-        return dict(start({"launch": args.get("launch")}, context), stopped=[], killed=[])
-    server = processes.of_pid(int(args["pid"]))
-    with _unbreakable(context):
-        ended = _stop(server, float(args.get("timeout_s") or DEFAULT_TIMEOUT_S), context)
-        started = _start(launches.load(context.state, ended["launch"]), context)
+    pid, port, launch = args.get("pid"), args.get("port"), args.get("launch")
+    if launch is None and port is not None:
+        launch = str(int(port))
+    with _alone(args, context), _unbreakable(context):
+        server = _meant(int(pid) if pid is not None else None, int(port) if port is not None else None)
+        ended: Dict[str, Any] = {"launch": launch, "stopped": [], "killed": []}
+        if server is not None:
+            ended = _stop(server, float(args.get("timeout_s") or DEFAULT_TIMEOUT_S), context)
+        started = _start(_choose(context.state, ended["launch"]), context)
     return dict(started, stopped=ended["stopped"], killed=ended["killed"])

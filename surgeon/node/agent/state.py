@@ -51,8 +51,13 @@ def site_of(args: Dict[str, Any], context: Context) -> str:
 
 
 @contextlib.contextmanager
-def locked(folder: str, context: Context) -> Iterator[None]:
-    """Hold a site's lock; only one agent at a time reads and writes its ledger and lease.
+def locked(folder: str, context: Context, what: str = "this installation") -> Iterator[None]:
+    """Hold a folder's lock; only one agent at a time changes what it is about.
+
+    Args:
+        folder: a site's folder for its ledger, lease and files; the folder of launches for the node's servers.
+        context: its deadline ends the wait.
+        what: what the lock is about, for the refusal.
 
     Raises:
         AgentError: another agent still holds it at the deadline.
@@ -66,7 +71,7 @@ def locked(folder: str, context: Context) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if context.remaining() <= 1.0:
-                    message = "Another surgeon is at work on this installation right now."
+                    message = "Another surgeon is at work on {} right now.".format(what)
                     raise AgentError("locked", message, "Wait for it to end, then try again.", path) from None
                 time.sleep(0.05)
         yield
