@@ -137,6 +137,8 @@ def locate(source: bytes) -> Outcome:
         return _locate(parsed)
     except Unmappable as error:
         return Unparsable(str(error), None, "")
+    except RecursionError:
+        return Unparsable("Its code is nested too deeply to be looked through.", None, "")
 
 
 def _already(marked: markers.Marked | markers.Broken) -> AlreadyGrafted:

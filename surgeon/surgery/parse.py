@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -130,6 +131,9 @@ def parse(source: bytes) -> Parsed | Unparsable:
     Returns:
         The tree, or why there is none. Nothing that a file can hold makes it raise.
     """
+    too_deep = _too_deep(source)
+    if too_deep:
+        return _unparsable(source, f"Python gives up on it: {too_deep}", None)
     try:
         module = cst.parse_module(source)
     except cst.ParserSyntaxError as error:
@@ -141,6 +145,22 @@ def parse(source: bytes) -> Parsed | Unparsable:
     bom, rest = split_bom(source)
     encoding = "utf-8" if module.encoding == "utf-8-sig" else module.encoding
     return Parsed(module, bom, split_lines(rest), encoding)
+
+
+def _too_deep(source: bytes) -> str:
+    """Why Python itself refuses such nesting; LibCST's native parser would overflow the stack and end the process."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(source, "topk.py", "exec", dont_inherit=True)
+    except (RecursionError, MemoryError) as error:
+        return f"{type(error).__name__}: its code is nested too deeply"
+    except SyntaxError as error:
+        # Any other complaint is LibCST's to make: the file may be for a newer Python than this one.
+        return error.msg if error.msg.startswith("too many") else ""
+    except ValueError:
+        return ""
+    return ""
 
 
 def _unparsable(source: bytes, reason: str, line: int | None) -> Unparsable:
