@@ -257,7 +257,7 @@ def test_a_dropped_connection_does_not_leave_the_server_down(fake: FakeServer, n
         "from surgeon.node.agent import lifecycle;"
         f"lifecycle.restart({{'pid': {fake.pid}, 'timeout_s': 1}}, context(Path({str(tmp_path / 'state')!r})))"
     )
-    node.call("ledger", {"site_id": "0" * 12})
+    assert node.call("processes")["servers"]
     agent = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], start_new_session=True)
     while not launch_file(tmp_path, fake.port).exists():
         time.sleep(0.02)
