@@ -80,7 +80,7 @@ def oea(
     def confirm(plan: Plan) -> bool:
         if not session.sink.as_json:
             for part in _plan(plan):
-                session.sink.out.print(part, soft_wrap=isinstance(part, str))
+                session.sink.show(part)
         for text in plan.warnings:
             session.sink.warn(text)
         return yes or session.sink.confirm("Apply this?")
@@ -123,7 +123,7 @@ def rollback(
     def confirm(plan: way_back.RollbackPlan) -> bool:
         if not session.sink.as_json:
             for line in _rollback_plan(plan):
-                session.sink.out.print(line, soft_wrap=True)
+                session.sink.show(line)
         for text in plan.warnings:
             session.sink.warn(text)
         return yes or session.sink.confirm("Roll back?")

@@ -37,7 +37,7 @@ def hosts(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON o
             return [f"{describe.escape(str(path))} names no host"]
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("profile", "host", "settings"):
-            table.add_column(column)
+            table.add_column(column, overflow="fold")
         for name, row in rows.items():
             rest = ", ".join(f"{k} = {v}" for k, v in row.items() if k != "host")
             table.add_row(name, str(row.get("host", "")), rest)

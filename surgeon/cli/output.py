@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from surgeon.errors import SurgeonError
 
 _MILESTONE_S: Final = 15.0
+_PIPE_WIDTH: Final = 160
 
 
 class Sink:
@@ -33,13 +35,15 @@ class Sink:
         self.as_json = as_json
         self.verbose = verbose
         self.problems: list[dict[str, str]] = []
+        self._answered = False
 
     @property
     def out(self) -> Console:
-        """Standard output."""
+        """Standard output; wide where no terminal says how wide it is, since nothing is cropped for a pipe to lose."""
         from rich.console import Console
 
-        return Console(highlight=False)
+        piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+        return Console(highlight=False, width=_PIPE_WIDTH if piped else None)
 
     @property
     def err(self) -> Console:
@@ -57,12 +61,24 @@ class Sink:
             return
         console = self.out
         for part in render():
+            self.show(part, console)
+
+    def show(self, part: RenderableType, console: Console | None = None) -> None:
+        """Print one part of an answer for people; text and code are never cropped."""
+        from rich.syntax import Syntax
+
+        console = console or self.out
+        if isinstance(part, Syntax) and not part.line_numbers:
+            code = part.highlight(part.code)
+            code.rstrip()
+            console.print(code, soft_wrap=True)
+        else:
             console.print(part, soft_wrap=isinstance(part, str))
 
     def fail(self, error: SurgeonError) -> None:
         """Say what was refused or failed, and what to do."""
         problem = {"code": error.code, "message": error.message, "advice": error.advice, "where": error.where}
-        if self.as_json:
+        if self.as_json and not self._answered:
             self.problems.append(problem)
             self._json({}, ok=False)
             return
@@ -75,11 +91,18 @@ class Sink:
 
     def interrupted(self) -> None:
         """Say that it was interrupted."""
-        if self.as_json:
+        if self.as_json and not self._answered:
             self.problems.append({"code": "interrupted", "message": "interrupted", "advice": "", "where": ""})
             self._json({}, ok=False)
             return
         self.err.print("interrupted")
+
+    def unexpected(self, error: Exception) -> None:
+        """Give ``--json`` its object before a bug's traceback goes to standard error."""
+        if self.as_json and not self._answered:
+            message = f"unexpected {type(error).__name__}: {error}"
+            self.problems.append({"code": "failed", "message": message, "advice": "", "where": ""})
+            self._json({}, ok=False)
 
     def note(self, text: str) -> None:
         """Something worth knowing."""
@@ -122,9 +145,11 @@ class Sink:
         return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
     def _json(self, result: Mapping[str, Any], *, ok: bool) -> None:
+        self._answered = True
         name = self.command.replace(" ", "-")
         body = {"schema": f"surgeon/{name}/1", "ok": ok, "result": result, "problems": self.problems}
-        sys.stdout.write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+        # Plain ASCII: whatever encoding standard output has, and whatever bytes a path on the node holds, it is JSON.
+        sys.stdout.write(json.dumps(body, indent=2) + "\n")
 
 
 class _Step:
