@@ -32,7 +32,7 @@ def up(
     bias: Annotated[
         float, typer.Option(help="Standard deviation of the routing correction bias; 0 lets formulas apply.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the model's random weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the model's random weights.")] = 2,
     python: Annotated[Path | None, typer.Option(help="Python to build from; found by itself if not given.")] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Restore sglang from its wheel and forget the node's state.")

@@ -64,27 +64,37 @@ def marked(variable: str, value: str, *, mapping: Path) -> list[Process]:
     """Processes that carry a mark in their environment or have files of a folder mapped, and their descendants.
 
     sglang's workers write their title over their environment, so that the mark is gone; but they have the compiled
-    modules of their environment mapped, whoever their parent is by now.
+    modules of their environment mapped, whoever their parent is by now. What descends from a process with another
+    mark belongs to another lab, which may share those files.
 
     Args:
         variable: of the environment.
         value: what it is set to.
         mapping: a folder; files whose path begins like it count.
     """
-    mark = f"{variable}={value}".encode()
     all_of_them = everything()
-    roots = {process.pid for process in all_of_them if _carries(process.pid, mark, os.fsencode(mapping))}
+    marks = {process.pid: _environment(process.pid, variable) for process in all_of_them}
+    foreign = {pid for pid, mark in marks.items() if mark not in {None, value}}
+    elsewhere = {process.pid for process in descendants(foreign, among=all_of_them)}
+    roots = {
+        pid
+        for pid, mark in marks.items()
+        if mark == value or (pid not in elsewhere and os.fsencode(mapping) in _read(pid, "maps"))
+    }
     return descendants(roots, among=all_of_them)
 
 
-def _carries(pid: int, mark: bytes, mapping: bytes) -> bool:
+def _environment(pid: int, variable: str) -> str | None:
+    name = f"{variable}=".encode()
+    found = (entry for entry in _read(pid, "environ").split(b"\0") if entry.startswith(name))
+    return next((os.fsdecode(entry[len(name) :]) for entry in found), None)
+
+
+def _read(pid: int, what: str) -> bytes:
     try:
-        return (
-            mark in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-            or mapping in (_PROC / str(pid) / "maps").read_bytes()
-        )
+        return (_PROC / str(pid) / what).read_bytes()
     except OSError:
-        return False  # another user's, or gone
+        return b""  # another user's, or gone
 
 
 def descendants(roots: Collection[int], *, among: Iterable[Process] | None = None) -> list[Process]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _READER = Path(__file__).with_name("recording_reader.py")
 _READ_TIMEOUT_S = 300
+_WRITE_TIMEOUT_S = 30.0
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Pass:
 
     Attributes:
         pass_id: the server's number of the pass.
-        rank: tensor-parallel rank.
+        rank: number of the recording, of which each tensor-parallel rank writes one. On the CPU sglang 0.5.23 calls
+            every rank 0, so recordings are numbered in the order in which they were written.
         rows: tokens in the batch.
         layers: indices of the layers that routed, in order; dense layers are left out.
         counts: for each of those layers, the tokens that each expert got.
@@ -47,7 +52,9 @@ class Pass:
         return tuple(sum(count > 0 for count in layer) for layer in self.counts)
 
 
-def record(port: int, folder: Path, work: Callable[[], object], *, python: Path, top_k: int) -> tuple[Pass, ...]:
+def record(
+    port: int, folder: Path, work: Callable[[], object], *, python: Path, top_k: int, ranks: int = 1
+) -> tuple[Pass, ...]:
     """Record what the server routes while some work is done.
 
     Args:
@@ -56,12 +63,13 @@ def record(port: int, folder: Path, work: Callable[[], object], *, python: Path,
         work: called once while the recorder runs.
         python: an interpreter with torch, to read the recording with.
         top_k: experts per token of the served model.
+        ranks: tensor-parallel size.
 
     Returns:
         The passes of every rank, in order of rank and pass.
 
     Raises:
-        SurgeonError: the server refused, or wrote nothing.
+        SurgeonError: the server refused, or wrote less than one recording per rank.
     """
     before = set(folder.glob("*.pt"))
     loopback.post(port, "/start_expert_distribution_record")
@@ -70,21 +78,24 @@ def record(port: int, folder: Path, work: Callable[[], object], *, python: Path,
     finally:
         loopback.post(port, "/stop_expert_distribution_record")
     loopback.post(port, "/dump_expert_distribution_record")
-    written = sorted(set(folder.glob("*.pt")) - before)
-    if not written:
-        raise SurgeonError(
-            "The server's recorder wrote no recording.",
-            advice="It needs `--expert-distribution-recorder-mode per_pass`, which the lab gives to sglang 0.5.23.",
-            where=str(folder),
-        )
-    return read(written, python=python, top_k=top_k)
+    # Rank 0 answers for all, while the others may still be writing.
+    deadline = time.monotonic() + _WRITE_TIMEOUT_S
+    while len(written := [file for file in set(folder.glob("*.pt")) - before if zipfile.is_zipfile(file)]) < ranks:
+        if time.monotonic() > deadline:
+            raise SurgeonError(
+                f"The server's recorder wrote {len(written)} recordings; {ranks} were expected.",
+                advice="It needs `--expert-distribution-recorder-mode per_pass`, which the lab gives sglang 0.5.23.",
+                where=str(folder),
+            )
+        time.sleep(_POLL_S)
+    return read(sorted(written), python=python, top_k=top_k)
 
 
 def read(files: Sequence[Path], *, python: Path, top_k: int) -> tuple[Pass, ...]:
     """Read recordings, one file per rank.
 
     Args:
-        files: ``.pt`` files that the recorder wrote.
+        files: ``.pt`` files that the recorder wrote, complete.
         python: an interpreter with torch.
         top_k: experts per token of the served model.
 

@@ -16,12 +16,12 @@ import torch
 def main() -> None:
     """Print the passes of the recordings that the command line names."""
     passes = []
-    for name in sys.argv[1:]:
+    for rank, name in enumerate(sys.argv[1:]):
         recording = torch.load(Path(name), map_location="cpu", weights_only=True)
         passes += [
             {
                 "pass": int(record["forward_pass_id"]),
-                "rank": int(record["rank"]),
+                "rank": rank,
                 "counts": record["global_physical_count"].tolist(),
             }
             for record in recording["records"]
