@@ -54,9 +54,12 @@ def test_a_restart_repeats_words_environment_folder_and_log(fake: FakeServer, no
     """All that decides how a server runs is as before; the log goes on where it was."""
     fake.options = ("--served-model-name", "a b 'c' $HOME", "--api-key", "sk-a-real-secret")
     fake.environ = {"LAUNCH_ODD": "line one\nline two = $x", "LAUNCH_EMPTY": ""}
-    before = fake.start(script='umask 027; ulimit -n 512; nohup "$@" >> "$LOG" 2>&1 </dev/null & echo $!')
+    before = fake.start(
+        script='umask 027; ulimit -n 512; nohup nice -n 3 taskset -c 0 "$@" >> "$LOG" 2>&1 </dev/null & echo $!'
+    )
     old = {name: Path(f"/proc/{before}/{name}").read_bytes() for name in ("cmdline", "environ")}
     limits = resource.prlimit(before, resource.RLIMIT_NOFILE)
+    placed = (os.getpriority(os.PRIO_PROCESS, before), os.sched_getaffinity(before))
     said = fake.said()
     restarted = node.call("restart", {"pid": before, "timeout_s": 10})
     after = restarted["pid"]
@@ -64,6 +67,7 @@ def test_a_restart_repeats_words_environment_folder_and_log(fake: FakeServer, no
     assert {name: Path(f"/proc/{after}/{name}").read_bytes() for name in old} == old
     assert Path(f"/proc/{after}/cwd").readlink() == fake.root
     assert resource.prlimit(after, resource.RLIMIT_NOFILE) == limits == (512, 512)
+    assert (os.getpriority(os.PRIO_PROCESS, after), os.sched_getaffinity(after)) == placed == (3, {0})
     assert "Umask:\t0027" in Path(f"/proc/{after}/status").read_text(encoding="utf-8")
     assert restarted["log"] == str(fake.log)
     fake.wait_listening()

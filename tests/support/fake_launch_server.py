@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -52,6 +53,10 @@ def patched_settings() -> dict[str, Any] | None:
     if b"_surgeon_oea" not in (MOE / "topk.py").read_bytes() or not runtime.exists() or not settings.exists():
         return None
     return dict(json.loads(settings.read_text(encoding="utf-8")))
+
+
+if patched_settings() is not None:
+    BEHAVIOUR.update(BEHAVIOUR["patched"])
 
 
 def write_beacon(rank: int, ranks: int, *, applied: bool) -> None:
@@ -199,7 +204,12 @@ class Handler(BaseHTTPRequestHandler):
             os.kill(pid, signal.SIGUSR1)
         count = int(asked["sampling_params"]["max_new_tokens"]) + BEHAVIOUR["extra_tokens"]
         latency = float("nan") if BEHAVIOUR["nan"] else 0.01
-        meta = {"completion_tokens": count, "e2e_latency": latency, "finish_reason": {"type": "length"}}
+        meta = {
+            "id": secrets.token_hex(8),
+            "completion_tokens": count,
+            "e2e_latency": latency,
+            "finish_reason": {"type": "length"},
+        }
         self.answer(200, {"text": " x" * count, "output_ids": [7] * count, "meta_info": meta})
 
 

@@ -1,10 +1,10 @@
 """A stand-in for an installed and running sglang: real processes, a real virtual environment, faults on demand.
 
-``install`` makes a virtual environment that holds a package ``sglang`` with a ``launch_server`` that serves HTTP, a
-``topk.py`` (a real one from a wheel where the test gives its bytes) and a dist-info with METADATA and RECORD. The
-server is started as people start the real one: ``nohup python -m sglang.launch_server ... >> log 2>&1 &``. Its
-children carry sglang's titles. Everything it starts, restarts by surgeon included, carries its token in the environment
-and is ended when the test is over.
+``FakeServer.install`` makes a virtual environment that holds a package ``sglang`` with a ``launch_server`` that serves
+HTTP, a ``bench_serving`` that loads it, a ``topk.py`` (a real one from a wheel where the test gives its bytes), a
+dist-info with METADATA and RECORD, and stand-ins for transformers and torch. The server is started as people start the
+real one: ``nohup python -m sglang.launch_server ... >> log 2>&1 &``. Its children carry sglang's titles. Everything it
+starts, restarts by surgeon included, carries its token in the environment and is ended when the test is over.
 
     server = FakeServer.install(tmp_path)
     server.behave(start_s=2.0)
@@ -23,6 +23,7 @@ import io
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 LAUNCHER = Path(__file__).with_name("fake_launch_server.py")
+BENCH = Path(__file__).with_name("fake_bench_serving.py")
 MARK = "FAKE_SGLANG_TOKEN"
 
 # Enough of the real one for tests that only move its bytes about.
@@ -96,6 +98,7 @@ class Behaviour:
         beacon_applied: whether beacons say that a pass was re-routed.
         beacon_settings_problem: what beacons say of their settings.
         beacon_silent_ranks: ranks that write none.
+        patched: switches that hold only while topk.py calls the runtime beside it, over those above.
     """
 
     start_s: float = 0.0
@@ -118,6 +121,7 @@ class Behaviour:
     beacon_applied: bool = True
     beacon_settings_problem: str | None = None
     beacon_silent_ranks: tuple[int, ...] = ()
+    patched: dict[str, Any] = field(default_factory=dict)
 
 
 def free_port() -> int:
@@ -143,6 +147,7 @@ def install_package(
     moe = package / "srt" / "layers" / "moe"
     moe.mkdir(parents=True)
     files = {package / "launch_server.py": LAUNCHER.read_bytes(), moe / "topk.py": topk}
+    files[package / "bench_serving.py"] = BENCH.read_bytes()
     for folder in (package, package / "srt", package / "srt" / "layers", moe):
         files[folder / "__init__.py"] = b""
     files[package / "_version.py"] = f'__version__ = "{version}"\n'.encode()
@@ -156,6 +161,45 @@ def install_package(
     for path, content in files.items():
         path.write_bytes(content)
     return package
+
+
+# What sglang of METADATA asks for: the versions, and as much of transformers as builds a config object.
+TRANSFORMERS = """import json, os
+__version__ = "{version}"
+
+
+class AutoConfig:
+    @staticmethod
+    def from_pretrained(path, trust_remote_code=False, local_files_only=False):
+        with open(os.path.join(path, "config.json")) as file:
+            known = json.load(file)
+        if known["model_type"] not in {knows!r}:
+            raise KeyError(known["model_type"])
+        return AutoConfig()
+"""
+
+
+def install_companions(
+    site: Path, *, transformers: str = "4.57.1", knows: tuple[str, ...] = ("glm4_moe",), torch: str = "2.9.1"
+) -> None:
+    """Lay out stand-ins for what sglang requires; called again, it replaces them, as an installer would.
+
+    Args:
+        site: the site-packages folder.
+        transformers: its version.
+        knows: the model types that it can build a config of.
+        torch: the version of torch, of which there is only the dist-info.
+    """
+    for name, version in (("transformers", transformers), ("torch", torch)):
+        for old in site.glob(f"{name}-*.dist-info"):
+            shutil.rmtree(old)
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+        (info / "INSTALLER").write_text("pip\n", encoding="utf-8")
+    code = TRANSFORMERS.format(version=transformers, knows=knows)
+    (site / "transformers").mkdir(exist_ok=True)
+    (site / "transformers" / "__init__.py").write_text(code, encoding="utf-8")
 
 
 def _record(site: Path, files: dict[Path, bytes]) -> bytes:
@@ -219,6 +263,7 @@ class FakeServer:
         python = root / "venv" / "bin" / "python"
         (site,) = (root / "venv" / "lib").glob("python3*/site-packages")
         install_package(site, topk=topk, version=version)
+        install_companions(site)
         (root / "model").mkdir()
         (root / "model" / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         server = cls(root, python, site, free_port(), options, dict(environ or {}))

@@ -70,6 +70,21 @@ def _affinity(pid: int) -> List[int]:
         return []
 
 
+def _niceness(pid: int) -> int:
+    try:
+        return os.getpriority(os.PRIO_PROCESS, pid)
+    except OSError:
+        return 0
+
+
+def _oom_score(pid: int) -> Optional[str]:
+    try:
+        with open("/proc/{}/oom_score_adj".format(pid), encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
 def of_server(server: Server, state: str) -> Dict[str, Any]:
     """Return all that it takes to start a server as it was started.
 
@@ -116,6 +131,8 @@ def of_server(server: Server, state: str) -> Dict[str, Any]:
         "limits": _limits(process.pid),
         "ignored": _ignored_signals(status),
         "affinity": _affinity(process.pid),
+        "niceness": _niceness(process.pid),
+        "oom_score": _oom_score(process.pid),
         "stdout": log,
         "own_log": own_log,
         "stderr": procfs.regular_file(process.pid, 2) or log,

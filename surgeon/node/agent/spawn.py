@@ -61,6 +61,11 @@ def _become(launch: Dict[str, Any]) -> None:
     if launch["affinity"]:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, launch["affinity"])
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, launch["niceness"])
+    if launch["oom_score"] is not None:
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(launch["oom_score"])
     if os.geteuid() == 0 and launch["uid"] != 0:
         os.setgroups(launch["groups"])
         os.setgid(launch["gid"])

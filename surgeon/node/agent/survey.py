@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import socket
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple
@@ -243,8 +243,8 @@ def _node(state: str, server: Optional[Server]) -> Dict[str, Any]:
     home = processes.home(uid if uid is not None else os.geteuid())
     return {
         "hostname": socket.gethostname(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
+        "platform": "{}-{}-{}".format(os.uname().sysname, os.uname().release, os.uname().machine),
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
         "user": processes.user_name(os.geteuid()),
         "uid": os.geteuid(),
         "time": time.time(),
