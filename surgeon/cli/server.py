@@ -80,7 +80,7 @@ def logs(
         seen = survey.take(node, session.target, http=False)
         path = seen.server.log if seen.server else (seen.launch or {}).get("log")
         if seen.server is None and not path:
-            raise story.no_server(seen)
+            raise story.no_server(seen, session.target)
         if not path:
             raise DoesNotFitError(
                 "the server's output does not go to a file that can be read",

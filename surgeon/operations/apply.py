@@ -86,6 +86,7 @@ def run(
     seen = survey.take(node, target, module=patch.module)
     if options.dry_run:
         return Outcome("planned", plan.make(seen, patch, wanted, restart=options.restart))
+    planned: Plan | None = None
     if seen.ledger.pending is None and not settle.is_down(seen):
         planned = plan.make(seen, patch, wanted, restart=options.restart)
         if planned.unchanged:
@@ -97,14 +98,30 @@ def run(
     if not options.break_lock:
         settle.refuse_if_busy(seen)
     with lease.held(node, seen, observer, break_lock=options.break_lock):
-        settled = undo.settle_and_start(node, seen, patch, observer, ready_s=options.ready_s)
-        if settled is not None:
-            seen = survey.take(node, target, module=patch.module)
-            planned = plan.make(seen, patch, wanted, restart=options.restart)
-            if planned.unchanged or not confirm(planned):
-                return Outcome("unchanged" if planned.unchanged else "declined", planned, settled=settled)
-        outcome = _carry_out(node, seen, planned, options, observer)
+        now, settled = undo.settle_all(node, seen, patch, observer, ready_s=options.ready_s)
+        if planned is None or now is not seen:
+            agreed, planned = planned, plan.make(now, patch, wanted, restart=options.restart)
+            ended = _look_again(node, now, planned, agreed, observer, confirm)
+            if ended is not None:
+                return Outcome(ended, planned, settled=settled)
+        outcome = _carry_out(node, now, planned, options, observer)
         return replace(outcome, settled=settled)
+
+
+def _look_again(
+    node: Node,
+    now: Survey,
+    planned: Plan,
+    agreed: Plan | None,
+    observer: Observer,
+    confirm: Callable[[Plan], bool],
+) -> Literal["unchanged", "declined"] | None:
+    """Judge a plan that was made anew under the lease; a person is asked again only if it is another plan."""
+    if planned.unchanged:
+        return "unchanged"
+    if planned.restart:
+        environment.refuse_drift(node, now, observer)
+    return None if planned == agreed or confirm(planned) else "declined"
 
 
 def _carry_out(node: Node, seen: Survey, planned: Plan, options: Options, observer: Observer) -> Outcome:

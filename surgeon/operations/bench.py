@@ -32,7 +32,7 @@ def smoke(node: Node, target: Target, patch: Patch, observer: Observer, load: Lo
     """
     seen = survey.take(node, target, module=patch.module, http=False)
     if seen.server is None:
-        raise restart.no_server(seen)
+        raise restart.no_server(seen, target)
     state = plan.examine(seen, patch).state.state
     settings = (seen.beside.get("settings") or {}).get("text") or ""
     patched = f"{patch.name}: {state.value} {' '.join(settings.split())}" if state.on_disk else ""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from surgeon.errors import LockedError, SurgeonError, UnreachableError
 from surgeon.ledger.records import Gate
 from surgeon.operations import lease, proof, smoke
 from surgeon.server import readiness
 from surgeon.server.model import parse_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from surgeon.bench.smoke import Load, SmokeResult
     from surgeon.node.client import Node
@@ -71,18 +72,34 @@ def restart(node: Node, seen: Survey, server: Server | None, wanted: Wanted, obs
     Args:
         node: where.
         seen: a survey of it, taken before.
-        server: the running server; None starts the one that surgeon stopped last.
+        server: the running server; whatever serves its port by now is restarted. None starts the one whose launch
+            is saved.
         wanted: what it has to show.
         observer: is told.
+
+    Raises:
+        UnreachableError: the connection was cut; the node goes on by itself.
+        LockedError: another holds the lease by now, or is restarting the server.
     """
-    workers = len(server.workers) if server else None
+    # One that is still loading may not have started all of its schedulers.
+    workers = len(server.workers) if server and server.listening else None
+    port = server.port if server else (seen.launch or {}).get("port")
 
     def renew() -> None:
         lease.renew(node, seen.installed.site_id)
 
     with observer.step("Restarting the server as it was started" if server else "Starting the server again") as step:
         began = time.monotonic()
-        started = node.call("restart", {"pid": server.pid if server else None, "timeout_s": 60.0}, deadline_s=150.0)
+        request = {"port": port, "site_id": seen.installed.site_id, "timeout_s": 60.0}
+        try:
+            started = node.call("restart", request, deadline_s=150.0)
+        except (UnreachableError, LockedError):
+            raise
+        except SurgeonError as error:
+            step.done(error.message)
+            seconds = time.monotonic() - began
+            gate = Gate("restart", passed=False, detail=error.message, seconds=seconds)
+            return Failed((gate,), error.message, error.advice)
         step.done(f"pid {started['pid']}")
         gates = [Gate("restart", passed=True, detail=f"pid {started['pid']}", seconds=time.monotonic() - began)]
     with observer.step("Waiting until it is ready: process, port, health, a checked generation") as step:
@@ -94,7 +111,9 @@ def restart(node: Node, seen: Survey, server: Server | None, wanted: Wanted, obs
             step.done(outcome.why)
             return Failed(tuple(gates), outcome.why, outcome.advice)
         step.done(f"ready after {outcome.seconds:.0f} s")
-    ready = parse_server(_find(node, int(started["pid"])))
+    ready = _find(node, int(started["pid"]))
+    if ready is None:
+        return Failed(tuple(gates), "the server ended right after it was ready", "read its log with `surgeon logs`")
     if wanted.patch is not None:
         gate = _demand_beacons(node, ready, wanted, observer)
         gates.append(gate)
@@ -111,18 +130,9 @@ def restart(node: Node, seen: Survey, server: Server | None, wanted: Wanted, obs
     return Passed(ready, tuple(gates), result)
 
 
-def current(node: Node, before: Server | None) -> Server | None:
-    """The server that listens now where ``before`` did, if one runs."""
-    if before is None:
-        return None
-    servers = [parse_server(s) for s in node.call("processes")["servers"]]
-    return next((s for s in servers if s.port == before.port), None)
-
-
-def _find(node: Node, pid: int) -> Mapping[str, Any]:
+def _find(node: Node, pid: int) -> Server | None:
     servers = node.call("processes")["servers"]
-    found: Mapping[str, Any] = next(s for s in servers if s["pid"] == pid)
-    return found
+    return next((parse_server(s) for s in servers if s["pid"] == pid), None)
 
 
 def _demand_beacons(node: Node, server: Server, wanted: Wanted, observer: Observer) -> Gate:

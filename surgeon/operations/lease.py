@@ -65,9 +65,15 @@ def held(node: Node, survey: Survey, observer: Observer, *, break_lock: bool = F
         node.lease = None
 
 
-def renew(node: Node, site_id: str) -> None:
-    """Keep the lease through a long wait."""
-    node.call("lease", {"action": "renew", "site_id": site_id, "ttl_s": TTL_S})
+def renew(node: Node, site_id: str, *, deadline_s: float = 30.0) -> None:
+    """Keep the lease through a long wait.
+
+    Args:
+        node: where.
+        site_id: of the site-packages.
+        deadline_s: how long to wait for an agent that is at work on the files.
+    """
+    node.call("lease", {"action": "renew", "site_id": site_id, "ttl_s": TTL_S}, deadline_s=deadline_s)
 
 
 def lives(lease: Lease | None, now: float) -> bool:

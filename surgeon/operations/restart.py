@@ -44,14 +44,14 @@ def run(
     """Restart the running server, or start the one that surgeon stopped last.
 
     Raises:
-        DoesNotFitError: no server is running and none was stopped by surgeon.
+        DoesNotFitError: no server is running and no launch of one is saved.
         DriftError: what is installed now would not start; the running server is left alone.
         GateFailedError: it does not become ready.
     """
     seen = survey.take(node, target, module=patch.module)
     down = settle.is_down(seen)
-    if seen.server is None and not down:
-        raise no_server(seen)
+    if seen.server is None and seen.launch is None:
+        raise no_server(seen, target)
     if seen.server is not None and seen.ledger.pending is None:
         environment.refuse_drift(node, seen, observer)
     if not confirm(seen.server):
@@ -59,9 +59,8 @@ def run(
     if not break_lock:
         settle.refuse_if_busy(seen)
     with lease.held(node, seen, observer, break_lock=break_lock):
-        settled = undo.settle_and_start(node, seen, patch, observer, ready_s=ready_s)
+        seen, settled = undo.settle_all(node, seen, patch, observer, ready_s=ready_s)
         if settled is not None and settled.restart:
-            seen = survey.take(node, target, module=patch.module)
             return Outcome("started" if down else "restarted", seen.server, settled=settled)
         patched = plan.examine(seen, patch).state.state in {
             PatchState.APPLIED,
@@ -73,20 +72,26 @@ def run(
             ready_s=ready_s,
             settings_text=(seen.beside.get("settings") or {}).get("text"),
         )
-        outcome = gates.restart(node, seen, seen.server, wanted, observer)
+        with undo.left_to_the_next(
+            "the node goes on with the restart by itself", "starts a server that is down", observer
+        ):
+            outcome = gates.restart(node, seen, seen.server, wanted, observer)
     if isinstance(outcome, gates.Failed):
         raise GateFailedError(
             f"the server was started but did not pass its gates: {outcome.why}",
             advice=outcome.advice or "read its log with `surgeon logs`",
             code="not-ready",
         )
-    return Outcome("restarted", outcome.server, outcome.gates, settled)
+    return Outcome("started" if seen.server is None else "restarted", outcome.server, outcome.gates, settled)
 
 
-def no_server(seen: survey.Survey) -> DoesNotFitError:
+def no_server(seen: survey.Survey, target: Target) -> DoesNotFitError:
     """The refusal of a command that needs a running server."""
+    where = f" for port {target.port}" if target.port is not None else ""
+    others = ", ".join(str(s.port) for s in seen.servers)
+    found = f"there are some for port {others}" if others else "expected one"
     return DoesNotFitError(
-        f"no sglang server is running on {seen.node.get('hostname') or 'the node'}; expected one",
+        f"no sglang server{where} is running on {seen.node.get('hostname') or 'the node'}; {found}",
         advice="start it as you always do; surgeon restarts servers that run, it does not invent launch lines",
         code="no-server",
     )

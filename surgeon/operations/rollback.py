@@ -85,24 +85,25 @@ def run(
     if options.dry_run:
         planned = make_plan(seen, patch, to, restart=options.restart)
         return Outcome("planned", planned, sha256=seen.file.sha256)
+    agreed: RollbackPlan | None = None
     if seen.ledger.pending is None and not settle.is_down(seen):
-        planned = make_plan(seen, patch, to, restart=options.restart)
-        if planned.unchanged:
-            return Outcome("unchanged", planned, sha256=seen.file.sha256)
-        if not confirm(planned):
-            return Outcome("declined", planned, sha256=seen.file.sha256)
+        agreed = make_plan(seen, patch, to, restart=options.restart)
+        if agreed.unchanged:
+            return Outcome("unchanged", agreed, sha256=seen.file.sha256)
+        if not confirm(agreed):
+            return Outcome("declined", agreed, sha256=seen.file.sha256)
     if not options.break_lock:
         settle.refuse_if_busy(seen)
     with lease.held(node, seen, observer, break_lock=options.break_lock):
-        settled = undo.settle_and_start(node, seen, patch, observer, ready_s=options.ready_s)
-        if settled is not None:
-            seen = survey.take(node, target, module=patch.module)
-            planned = make_plan(seen, patch, to, restart=options.restart)
-            if planned.unchanged:
-                return Outcome("unchanged", planned, sha256=seen.file.sha256, settled=settled)
-            if not confirm(planned):
-                return Outcome("declined", planned, sha256=seen.file.sha256, settled=settled)
-        return _carry_out(node, seen, patch, planned, options, observer, settled)
+        now, settled = undo.settle_all(node, seen, patch, observer, ready_s=options.ready_s)
+        known = agreed if now is seen else None
+        planned = known or make_plan(now, patch, to, restart=options.restart)
+        if planned.unchanged:
+            return Outcome("unchanged", planned, sha256=now.file.sha256, settled=settled)
+        if planned != agreed and not confirm(planned):
+            return Outcome("declined", planned, sha256=now.file.sha256, settled=settled)
+        with undo.left_to_the_next("the rollback may be pending", "finishes it", observer):
+            return _carry_out(node, now, patch, planned, options, observer, settled)
 
 
 def make_plan(seen: Survey, patch: Patch, to: int, *, restart: bool) -> RollbackPlan:

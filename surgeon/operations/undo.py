@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from surgeon.errors import GateFailedError, RollbackFailedError, SurgeonError, UnreachableError
+from surgeon.errors import GateFailedError, LockedError, RollbackFailedError, SurgeonError, UnreachableError
 from surgeon.ledger.records import parse_ledger
-from surgeon.operations import gates, lease, settle
+from surgeon.operations import gates, lease, settle, survey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +44,23 @@ class Attempt:
         self.writing = False
         self.touched_server = False
 
+    @property
+    def begun(self) -> bool:
+        """Whether there may be anything to undo."""
+        return self.writing or self.touched_server
+
+    def left(self) -> str:
+        """What is left to the next command, in words."""
+        if self.revision is None and not self.writing:
+            return f"the server may be down; {_NEXT} starts it"
+        name = "a revision may be" if self.revision is None else f"revision {self.revision} is"
+        return f"{name} pending; {_NEXT} finishes or undoes it"
+
+
+_NEXT: Final = "the next apply, rollback or restart"
+# A commit that nobody waits for any more ends by its own deadline, and the node's lock is free then.
+_COMMIT_DEADLINE_S: Final = 90.0
+
 
 @contextmanager
 def on_failure(node: Node, seen: Survey, planned: Plan, observer: Observer, *, ready_s: float) -> Iterator[Attempt]:
@@ -53,21 +70,19 @@ def on_failure(node: Node, seen: Survey, planned: Plan, observer: Observer, *, r
         GateFailedError: the body failed; everything is back as it was.
         RollbackFailedError: the body failed and so did the way back; what to do by hand is in the advice.
         UnreachableError: the connection was cut; the next command finishes or undoes the revision.
+        LockedError: another took the lease and decides from here on.
         KeyboardInterrupt: it was interrupted; everything is back as it was.
     """
     attempt = Attempt()
     try:
         yield attempt
-    except UnreachableError as error:
-        pending = f"revision {attempt.revision} is pending" if attempt.revision else "a revision may be pending"
-        error.advice = f"{pending}; the next apply, rollback or restart finishes or undoes it"
+    except (UnreachableError, LockedError) as error:
+        if attempt.begun and not (isinstance(error, LockedError) and attempt.revision is None):
+            error.advice = attempt.left()
         raise
     except KeyboardInterrupt:
-        if attempt.writing and attempt.revision is None:
-            attempt.revision = _pending(node, seen)
-        if attempt.revision is not None or attempt.touched_server:
-            observer.warn("interrupted: putting everything back (once more Ctrl-C leaves it to the next command)")
-            _way_back(node, seen, planned, attempt, observer, ready_s, ("interrupted", (), ""))
+        if attempt.begun:
+            _interrupted(node, seen, planned, attempt, observer, ready_s)
         raise
     except GateDown as down:
         story = (down.failed.why, down.failed.gates, down.failed.advice)
@@ -84,11 +99,49 @@ def on_failure(node: Node, seen: Survey, planned: Plan, observer: Observer, *, r
         raise GateFailedError(
             f"{error.message}; rolled back, the bytes from before are back", advice=error.advice, where=error.where
         ) from error
+    except Exception as error:
+        if attempt.revision is not None or attempt.touched_server:
+            _way_back(node, seen, planned, attempt, observer, ready_s, (f"{type(error).__name__}: {error}", (), ""))
+        raise
+
+
+def _interrupted(node: Node, seen: Survey, planned: Plan, attempt: Attempt, observer: Observer, ready_s: float) -> None:
+    observer.warn("interrupted: putting everything back (once more Ctrl-C leaves it to the next command)")
+    try:
+        if attempt.writing and attempt.revision is None:
+            attempt.revision = _pending(node, seen)
+        _way_back(node, seen, planned, attempt, observer, ready_s, ("interrupted", (), ""))
+    except KeyboardInterrupt:
+        observer.warn(f"left as it is: {attempt.left()}")
+        raise
+
+
+@contextmanager
+def left_to_the_next(what: str, does: str, observer: Observer) -> Iterator[None]:
+    """Say what the next command does, where breaking off leaves something that must not be undone.
+
+    Args:
+        what: what is left.
+        does: what the next command does about it.
+        observer: is told when it is a person who broke it off.
+    """
+    said = f"{what}; {_NEXT} {does}"
+    try:
+        yield
+    except (UnreachableError, LockedError) as error:
+        error.advice = said
+        raise
+    except KeyboardInterrupt:
+        observer.warn(f"interrupted: {said}")
+        raise
 
 
 def _pending(node: Node, seen: Survey) -> int | None:
     """The revision that the node began while nobody listened any more."""
-    left = parse_ledger(node.call("ledger", {"site_id": seen.installed.site_id})).pending
+    site_id = seen.installed.site_id
+    # The agent goes on with a commit whose client has turned away, and holds the site's lock until it is done.
+    lease.renew(node, site_id, deadline_s=_COMMIT_DEADLINE_S)
+    left = parse_ledger(node.call("ledger", {"site_id": site_id})).pending
     return left.revision if left else None
 
 
@@ -108,23 +161,26 @@ def _way_back(
             with observer.step("Rolling back: restoring the bytes from before") as step:
                 restore(node, seen, planned, attempt.revision, why)
                 step.done("restored and read back")
-            node.call(
-                "finish",
-                {
-                    "site_id": site_id,
-                    "revision": attempt.revision,
-                    "status": "rolled-back",
-                    "gates": [g.to_json() for g in passed],
-                    "note": why[:500],
-                },
-            )
-        if attempt.touched_server:
-            _start_again(node, seen, observer, ready_s)
-    except (SurgeonError, GateDown) as error:
-        message = error.message if isinstance(error, SurgeonError) else str(error)
+        failed = _start_again(node, seen, observer, ready_s) if attempt.touched_server else None
+        if attempt.revision is not None:
+            # Closed last: while it is pending, the next command knows that the server may run what was undone.
+            passed_json = [g.to_json() for g in passed]
+            closing = {"site_id": site_id, "revision": attempt.revision, "status": "rolled-back", "note": why[:500]}
+            node.call("finish", {**closing, "gates": passed_json})
+    except (UnreachableError, LockedError) as error:
+        error.message = f"{why}; and on the way back: {error.message}"
+        error.advice = attempt.left()
+        raise
+    except SurgeonError as error:
         raise RollbackFailedError(
-            f"{why}; and the way back failed: {message}", advice=by_hand(seen, planned), where=planned.path
+            f"{why}; and the way back failed: {error.message}", advice=by_hand(seen, planned), where=planned.path
         ) from error
+    if failed is not None:
+        raise RollbackFailedError(
+            f"{why}; the bytes from before are back, but the server does not become ready with them: {failed.why}",
+            advice=failed.advice or "read its log with `surgeon logs`; `surgeon restart` tries again",
+            where=planned.path,
+        )
 
 
 def restore(node: Node, seen: Survey, planned: Plan, revision: int, why: str) -> None:
@@ -148,37 +204,62 @@ def restore(node: Node, seen: Survey, planned: Plan, revision: int, why: str) ->
     )
 
 
-def settle_and_start(node: Node, seen: Survey, patch: Patch, observer: Observer, *, ready_s: float) -> Settled | None:
-    """Close a pending revision and bring a server back that an earlier run left stopped. The lease must be held.
+def settle_all(
+    node: Node, seen: Survey, patch: Patch, observer: Observer, *, ready_s: float
+) -> tuple[Survey, Settled | None]:
+    """Close what earlier runs left pending, and bring a server back that they left down. The lease must be held.
+
+    Args:
+        node: where.
+        seen: a survey of it from before the lease was held.
+        patch: whose revisions they are.
+        observer: is told what became of each.
+        ready_s: seconds that a start may take.
 
     Returns:
-        What was settled, or None if there was nothing.
+        The survey that counts from here on (the same one if it still holds), and what was settled, if anything.
 
     Raises:
-        GateFailedError: the server that was left stopped does not come back.
+        GateFailedError: a server that had to be started again does not come back.
     """
-    settled = settle.settle(node, seen, patch, observer)
-    if settled is None and settle.is_down(seen):
-        settled = settle.Settled(0, "applied", "surgeon had stopped the server and was cut short; started again", True)
-    if settled is None:
-        return None
-    observer.note(settled.said)
-    if settled.restart:
-        try:
-            _start_again(node, seen, observer, ready_s)
-        except GateDown as down:
-            raise GateFailedError(
-                f"{settled.said}; but the server does not become ready: {down.failed.why}", advice=down.failed.advice
-            ) from down
-    return settled
+    if not settle.unsteady(seen):
+        return seen, None
+    seen = survey.take(node, node.target, module=patch.module)
+    done: list[Settled] = []
+    while (settled := settle.settle(node, seen, patch, observer)) is not None:
+        observer.note(settled.said)
+        done.append(settled)
+        before, seen = seen, survey.take(node, node.target, module=patch.module)
+        if settled.restart:
+            start_again(node, before, observer, settled.said, ready_s=ready_s)
+            seen = survey.take(node, node.target, module=patch.module)
+    if settle.is_down(seen):
+        back = settle.Settled(0, "applied", f"{settle.DOWN}; started again", restart=True)
+        observer.note(back.said)
+        done.append(back)
+        start_again(node, seen, observer, settle.DOWN, ready_s=ready_s)
+        seen = survey.take(node, node.target, module=patch.module)
+    if not done:
+        return seen, None
+    said = "; ".join(one.said for one in done)
+    return seen, settle.Settled(done[0].revision, done[0].outcome, said, any(one.restart for one in done))
 
 
-def _start_again(node: Node, seen: Survey, observer: Observer, ready_s: float) -> None:
-    """Start the server with whatever bytes are there now, and hold it to readiness only."""
-    running = gates.current(node, seen.server)
-    outcome = gates.restart(node, seen, running, gates.Wanted(patch=None, ready_s=ready_s), observer)
-    if isinstance(outcome, gates.Failed):
-        raise GateDown(outcome)
+def start_again(node: Node, seen: Survey, observer: Observer, why: str, *, ready_s: float) -> None:
+    """Restart the server, whichever bytes are there now, and hold it to readiness only.
+
+    Raises:
+        GateFailedError: it does not become ready; ``why`` says why it was started at all.
+    """
+    down = _start_again(node, seen, observer, ready_s)
+    if down is not None:
+        raise GateFailedError(f"{why}; but the server does not become ready: {down.why}", advice=down.advice)
+
+
+def _start_again(node: Node, seen: Survey, observer: Observer, ready_s: float) -> gates.Failed | None:
+    wanted = gates.Wanted(patch=None, ready_s=ready_s)
+    outcome = gates.restart(node, seen, seen.server, wanted, observer)
+    return outcome if isinstance(outcome, gates.Failed) else None
 
 
 def by_hand(seen: Survey, planned: Plan) -> str:

@@ -256,6 +256,9 @@ def finish(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
         matching = [record for record in ledger.records(folder) if record["revision"] == args.get("revision")]
         if not matching:
             raise AgentError("usage", "The ledger has no revision {!r}.".format(args.get("revision")))
+        # An agent that was killed between staging and renaming leaves temporary files, and nobody is at work now.
+        for file in matching[0].get("files") or []:
+            sweep(str(file["path"]))
         record = dict(matching[0], status=status, finished=time.time())
         record.update({key: args[key] for key in ("gates", "note") if args.get(key) is not None})
         ledger.append(folder, record)
