@@ -145,7 +145,7 @@ def _offline(session: Session, patch: Any, wanted: dict[str, Any], site: Path, *
     spec = surgery.GraftSpec(patch=patch.name, version=patch.version, stamp=patch.stamp, wants=patch.wants)
     original = surgery.ungraft(found.source) if isinstance(found.located, surgery.AlreadyGrafted) else found.source
     grafted = surgery.graft(original, spec)
-    diff = surgery.unified_diff(found.source, grafted.result, found.path)
+    diff = surgery.unified_diff(found.source, grafted.result, found.path.lstrip("/"))
     settings = {**patch.settings, **{k: v for k, v in wanted.items() if v is not None}}
     body = {"status": "planned", "version": found.version, "path": found.path, "settings": settings, "diff": diff}
     unchanged = f"nothing to do: this graft is in {found.path} already"
@@ -274,10 +274,11 @@ def _rollback_render(outcome: way_back.Outcome) -> Sequence[str]:
         case "unchanged":
             return [plan.unchanged]
     served = "; the server runs without the patch" if plan.restart else ""
+    number = f"revision {outcome.revision}" if outcome.revision else "the files were as installed already"
     if plan.to:
         served = f"; the server runs as after revision {plan.to}" if plan.restart else ""
     lines = [
-        f"[green]rolled back[/green]: revision {outcome.revision}{served}",
+        f"[green]rolled back[/green]: {number}{served}",
         f"{plan.path}: sha256 {outcome.sha256}",
     ]
     if outcome.smoke:

@@ -139,7 +139,8 @@ def _demand_beacons(node: Node, server: Server, wanted: Wanted, observer: Observ
     """Send enough traffic for the patch to act, then demand every worker's beacon."""
     assert wanted.patch is not None  # noqa: S101 - the caller asked only with a patch
     began = time.monotonic()
-    with observer.step(f"Proof: the beacons of all {len(server.workers)} workers") as step:
+    count = f"all {len(server.workers)} workers" if len(server.workers) > 1 else "the one worker"
+    with observer.step(f"Proof: the beacons of {count}") as step:
         request = {
             "method": "POST",
             "path": "/generate",
@@ -171,7 +172,7 @@ def _demand_beacons(node: Node, server: Server, wanted: Wanted, observer: Observ
                 break
             step.progress(problems[0])
             time.sleep(1.0)
-        detail = "; ".join(problems) or f"all {len(server.workers)} report {wanted.patch.stamp} from the forward pass"
+        detail = "; ".join(problems) or f"{count} reported {wanted.patch.stamp} from inside the forward pass"
         step.done(detail)
     return Gate("beacons", passed=not problems, detail=detail, seconds=time.monotonic() - began)
 

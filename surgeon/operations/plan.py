@@ -106,6 +106,9 @@ def examine(survey: Survey, patch: Patch) -> Findings:
 
 
 def _with_server(survey: Survey, patch: Patch, disk: Verdict) -> Verdict:
+    if not disk.state.on_disk and proof.still_running(survey):
+        why = f"{disk.why}; but the running server still runs the patch, until `surgeon restart`"
+        return Verdict(disk.state, why, disk.revision)
     if disk.revision is None:
         return disk
     server = survey.server
@@ -129,7 +132,8 @@ def _live_path(survey: Survey) -> LivePath | None:
         version=survey.installed.version,
         architecture=survey.architecture,
         config=survey.model_config,
-        server_args=survey.server_info or {},
+        # What a running server says of itself is resolved already: `auto` in it stays `auto`.
+        server_args={**survey.server_info, "internal_states": []} if survey.server_info else {},
         compute_capability=(int(capability[1]), int(capability[2])) if capability else None,
     )
 
@@ -138,7 +142,8 @@ def make(survey: Survey, patch: Patch, wanted: Mapping[str, Any], *, restart: bo
     """Plan an apply, or refuse it.
 
     Raises:
-        DoesNotFitError: no site, the routing bypasses it, or the folder cannot be written.
+        DoesNotFitError: no site, the routing bypasses it, the folder cannot be written, or the server is not ours to
+            restart.
         ForeignEditError: somebody else's edit is in the way.
         UsageError: a setting is out of range for the served model.
     """
@@ -175,8 +180,10 @@ def make(survey: Survey, patch: Patch, wanted: Mapping[str, Any], *, restart: bo
             where=file.path,
             code="read-only",
         )
-    files = _files(survey, patch, settings, original, grafted.result)
     serving = survey.server is not None
+    if restart:
+        refuse_supervised(survey)
+    files = _files(survey, patch, settings, original, grafted.result)
     if serving and not restart:
         warnings.append("the running server keeps its old code until it is restarted")
     unchanged = ""
@@ -191,12 +198,29 @@ def make(survey: Survey, patch: Patch, wanted: Mapping[str, Any], *, restart: bo
         version=survey.installed.version,
         state=state,
         live=live,
-        diff=surgery.unified_diff(file.source, grafted.result, file.path),
+        diff=surgery.unified_diff(file.source, grafted.result, file.path.lstrip("/")),
         files=files,
         restart=restart and serving,
         unchanged=unchanged,
         warnings=tuple(warnings),
     )
+
+
+def refuse_supervised(survey: Survey) -> None:
+    """Refuse to restart a server that somebody else keeps running.
+
+    Raises:
+        DoesNotFitError: with the command to use instead.
+    """
+    keeper = survey.server.supervised if survey.server else None
+    if survey.server is not None and keeper is not None:
+        raise DoesNotFitError(
+            f"the server (pid {survey.server.pid}) is kept by {keeper.kind} ({keeper.unit}), which restarts it; "
+            "expected one that was started by hand",
+            advice=f"use --no-restart, then: {keeper.advice}",
+            where=f"pid {survey.server.pid}",
+            code="supervised",
+        )
 
 
 def _files(

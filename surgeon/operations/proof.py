@@ -46,6 +46,14 @@ def beacon_problems(survey: Survey, patch: Patch) -> tuple[str, ...]:
     return judge(survey.beacons, survey.server.workers, patch, text)
 
 
+def still_running(survey: Survey) -> bool:
+    """Whether a worker of the running server says that it runs the patch, whatever the file says now."""
+    if survey.server is None:
+        return False
+    alive = {(b.get("pid"), b.get("start_ticks")) for b in survey.beacons if b.get("alive") and b.get("applied")}
+    return any((w.pid, w.start_ticks) in alive for w in survey.server.workers)
+
+
 def judge(
     found: Sequence[Mapping[str, Any]],
     workers: Sequence[Any],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from surgeon.errors import ForeignEditError, UsageError
-from surgeon.operations import apply, gates, lease, plan, settle, survey, undo
+from surgeon.operations import apply, gates, lease, plan, proof, settle, survey, undo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,7 +146,9 @@ def make_plan(seen: Survey, patch: Patch, to: int, *, restart: bool) -> Rollback
     head = ledger.head
     unchanged = ""
     server = seen.server
-    stale_server = head is not None and server is not None and server.started < head.started and head.kind == "rollback"
+    stale_server = to == ORIGINAL and proof.still_running(seen)
+    if server is not None and not restart:
+        warnings.append("the running server keeps what it has loaded until it is restarted")
     if not files and not (stale_server and restart):
         unchanged = "nothing to roll back: the package's files are as they were installed"
         if to != ORIGINAL:

@@ -106,12 +106,12 @@ def diff(node: Node, target: Target, patch: Patch) -> Diff:
     if known is not None:
         place = f"{seen.state_dir}/{seen.installed.site_id}/objects/{known}"
         original = base64.b64decode(node.call("read", {"path": place, "max_bytes": 8 << 20})["b64"])
-        text = surgery.unified_diff(original, file.source, file.path)
+        text = surgery.unified_diff(original, file.source, file.path.lstrip("/"))
         return Diff(file.path, text, "the original that the ledger keeps")
     if file.record_sha256 == file.sha256:
         return Diff(file.path, "", "the package's RECORD")
     if isinstance(surgery.locate(file.source), surgery.AlreadyGrafted):
-        text = surgery.unified_diff(surgery.ungraft(file.source), file.source, file.path)
+        text = surgery.unified_diff(surgery.ungraft(file.source), file.source, file.path.lstrip("/"))
         return Diff(file.path, text, "the file without the graft")
     from surgeon.errors import ForeignEditError
 

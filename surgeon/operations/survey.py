@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,12 @@ class TargetFile:
 
 @dataclass(frozen=True)
 class Survey:
-    """All that one look at a node told."""
+    """All that one look at a node told.
+
+    Attributes:
+        server: the one that is meant; None when none runs, or nothing says which.
+        wanted_port: the port of the one that was asked for.
+    """
 
     node: Mapping[str, Any]
     state_dir: str
@@ -80,6 +85,7 @@ class Survey:
     launch: Mapping[str, Any] | None
     documents: Mapping[str, Any]
     problems: tuple[Mapping[str, Any], ...]
+    wanted_port: int | None = None
 
     @property
     def baseline(self) -> Baseline | None:
@@ -105,12 +111,18 @@ class Survey:
 
         Raises:
             DoesNotFitError: there is none, or there are several and nothing says which.
-            UsageError: several servers run from different environments and none was chosen.
+            UsageError: several servers run and none was chosen, or none of them has the port that was.
         """
         if self.package is not None:
             return self.package
+        ports = ", ".join(str(s.port) for s in self.servers)
+        if self.servers and self.wanted_port is not None:
+            raise UsageError(
+                f"no sglang server is running for port {self.wanted_port}; expected one of the ports that are: {ports}",
+                advice="say one of them with --port, or which interpreter has sglang with --python PATH",
+                where="--port",
+            )
         if len(self.servers) > 1:
-            ports = ", ".join(str(s.port) for s in self.servers)
             raise UsageError(
                 f"{len(self.servers)} sglang servers are running (ports {ports}); expected one, or a choice",
                 advice="say which with --port",
@@ -189,7 +201,7 @@ def take(node: Node, target: Target, *, module: str = "_surgeon_oea", http: bool
         {"python": target.python, "port": target.port, "pid": target.pid, "module": module, "http": http},
         deadline_s=60.0,
     )
-    return parse(raw)
+    return replace(parse(raw), wanted_port=target.port)
 
 
 def parse(raw: Mapping[str, Any]) -> Survey:
