@@ -44,7 +44,7 @@ def run(
     """Restart the running server, or start the one that surgeon stopped last.
 
     Raises:
-        DoesNotFitError: no server is running and no launch of one is saved.
+        DoesNotFitError: no server is running and no launch of one is saved, or it is another's to restart.
         DriftError: what is installed now would not start; the running server is left alone.
         GateFailedError: it does not become ready.
     """
@@ -52,6 +52,7 @@ def run(
     down = settle.is_down(seen)
     if seen.server is None and seen.launch is None:
         raise no_server(seen, target)
+    plan.refuse_supervised(seen)
     if seen.server is not None and seen.ledger.pending is None:
         environment.refuse_drift(node, seen, observer)
     if not confirm(seen.server):

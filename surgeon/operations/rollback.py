@@ -112,6 +112,7 @@ def make_plan(seen: Survey, patch: Patch, to: int, *, restart: bool) -> Rollback
     Raises:
         UsageError: there is no such revision.
         ForeignEditError: a file was changed by somebody else since.
+        DoesNotFitError: the server is not ours to restart.
     """
     ledger = seen.ledger
     if to != ORIGINAL and (ledger.get(to) is None or ledger.get(to).status != "applied"):  # type: ignore[union-attr]
@@ -153,6 +154,8 @@ def make_plan(seen: Survey, patch: Patch, to: int, *, restart: bool) -> Rollback
         unchanged = "nothing to roll back: the package's files are as they were installed"
         if to != ORIGINAL:
             unchanged = f"nothing to roll back: the files already are as after revision {to}"
+    elif restart:
+        plan.refuse_supervised(seen)
     return RollbackPlan(
         path=seen.file.path,
         version=seen.installed.version,

@@ -195,14 +195,21 @@ def all_saved(state: str) -> List[Dict[str, Any]]:
     return sorted(found, key=lambda one: -float(one.get("changed") or 0))
 
 
+def _is_down(launch: Dict[str, Any]) -> bool:
+    return launch["phase"] == STOPPED or (
+        launch["phase"] == STOPPING and not procfs.alive((launch["pid"], launch["start_ticks"]))
+    )
+
+
 def down_by_us(state: str) -> Optional[Dict[str, Any]]:
     """Return the launch of a server that is down because surgeon stopped it; None when there is none."""
-    for launch in all_saved(state):
-        if launch["phase"] == STOPPED or (
-            launch["phase"] == STOPPING and not procfs.alive((launch["pid"], launch["start_ticks"]))
-        ):
-            return launch
-    return None
+    return next((one for one in all_saved(state) if _is_down(one)), None)
+
+
+def of_port(state: str, port: Optional[int]) -> Optional[Dict[str, Any]]:
+    """Return the saved launch for a port; for any port (None) the one that is down, else the last. None without one."""
+    saved = [one for one in all_saved(state) if port in (None, one["port"])]
+    return next((one for one in saved if _is_down(one)), saved[0] if saved else None)
 
 
 def secrets(state: str, port: int) -> Set[str]:

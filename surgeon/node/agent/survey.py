@@ -311,10 +311,7 @@ def survey(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
             kept = ledger.read_site(context.state, package["site_id"])
         except AgentError as error:
             problems.append(_problem(error.code, error.message, error.advice, error.where))
-    launch = launches.down_by_us(context.state)
-    if launch is None or (server is not None and launch["port"] != server.port):
-        saved = launches.all_saved(context.state)
-        launch = next((one for one in saved if server is None or one["port"] == server.port), None)
+    launch = launches.of_port(context.state, server.port if server is not None else args.get("port"))
     return {
         "node": node,
         "state_dir": context.state,
