@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +14,19 @@ from typing import TYPE_CHECKING
 from surgeon.errors import SurgeonError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _PROC = Path("/proc")
 _POLL_S = 0.1
+_DETACH = """
+import os, subprocess, sys
+with open(sys.argv[1], "ab") as log:
+    child = subprocess.Popen(
+        sys.argv[2:], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
+print(child.pid, flush=True)
+os._exit(0)
+"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,33 @@ class Process:
     parent: int
     started: int
     argv: tuple[str, ...]
+
+
+def detach(argv: Sequence[str], *, log: Path, cwd: Path, env: Mapping[str, str] | None = None) -> int:
+    """Start a program that outlives us, as a user's ``nohup PROGRAM >> LOG 2>&1 &`` does.
+
+    A Python in between starts it and ends, so that it is nobody's child to wait for.
+
+    Args:
+        argv: the program and its arguments.
+        log: standard output and error are appended there.
+        cwd: its working folder.
+        env: its environment; None for ours.
+
+    Returns:
+        Its number, which is also that of its session and process group.
+
+    Raises:
+        SurgeonError: it could not be started.
+    """
+    command = [sys.executable, "-I", "-c", _DETACH, str(log), "nohup", *argv]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=cwd, env=env, timeout=60
+    )
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise SurgeonError(f"{argv[0]} could not be started: {last[0]}", where=argv[0])
+    return int(done.stdout)
 
 
 def look_up(pid: int) -> Process | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -80,36 +79,24 @@ def launch(planned: Launch, *, ranks: int, timeout_s: float) -> Process:
     """
     for folder in (paths().recordings, planned.log.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    with planned.log.open("wb") as log:
-        child = subprocess.Popen(
-            ["nohup", *planned.argv],  # noqa: S607 - of coreutils, wherever they are
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_variables(ranks),
-            cwd=paths().node,
-            start_new_session=True,
-        )
+    planned.log.unlink(missing_ok=True)
+    pid = processes.detach(planned.argv, log=planned.log, cwd=paths().node, env=_variables(ranks))
     try:
-        _wait_until_serving(planned, child, timeout_s)
+        return _wait_until_serving(planned, pid, timeout_s)
     except BaseException:
         processes.end(mine(), grace_s=5.0)
-        child.wait()
         raise
-    started = processes.look_up(child.pid)
-    if started is None:
-        raise _failed(planned, "ended as soon as it served")
-    return started
 
 
-def _wait_until_serving(planned: Launch, child: subprocess.Popen[bytes], timeout_s: float) -> None:
+def _wait_until_serving(planned: Launch, pid: int, timeout_s: float) -> Process:
     deadline = time.monotonic() + timeout_s
-    while loopback.status(planned.port, "/health") != 200:  # noqa: PLR2004 - HTTP's OK
-        if child.poll() is not None:
-            raise _failed(planned, f"ended with status {child.returncode} before it served")
+    while (process := processes.look_up(pid)) is not None:
+        if loopback.status(planned.port, "/health") == 200:  # noqa: PLR2004 - HTTP's OK
+            return process
         if time.monotonic() > deadline:
             raise _failed(planned, f"did not serve within {timeout_s:.0f} s")
         time.sleep(_POLL_S)
+    raise _failed(planned, "ended before it served")
 
 
 def mine() -> list[Process]:

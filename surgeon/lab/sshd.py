@@ -7,7 +7,6 @@ import importlib.util
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -97,26 +96,19 @@ def start(folder: Path) -> SshServer:
     (folder / "port").write_text(f"{port}\n", encoding="ascii")
     _write_client_configuration(folder, port)
     command = _openssh_command(folder, port) if kind == "openssh" else _asyncssh_command(folder, port)
-    with (folder / "server.log").open("ab") as log:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd="/",
-        )
+    log = folder / "server.log"
+    pid = processes.detach(command, log=log, cwd=Path("/"))
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < deadline and child.poll() is None:
+    while time.monotonic() < deadline and processes.look_up(pid) is not None:
         started = find(folder)
         if started is not None and _banner(port):
             return SshServer(started.kind, started.pid, port, started.client_config, reused=False)
         time.sleep(0.05)
     stop(folder)
-    log_lines = (folder / "server.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    log_lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     raise SurgeonError(
         f"The lab's SSH server ({kind}) did not come up: {log_lines[-1] if log_lines else 'it said nothing'}",
-        advice=f"Its log is {folder / 'server.log'}; SURGEON_LAB_SSHD=asyncssh or openssh chooses the other kind.",
+        advice=f"Its log is {log}; SURGEON_LAB_SSHD=asyncssh or openssh chooses the other kind.",
         code="lab-ssh",
     )
 
