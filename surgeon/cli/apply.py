@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 @with_session("apply oea")
 def oea(
     session: Session,
-    k0: Annotated[int | None, typer.Option("--k0", help="Experts each token keeps of its own, 1..k.")] = None,
+    k0: Annotated[int | None, typer.Option("--k0", min=1, help="Experts each token keeps of its own, 1..k.")] = None,
     refill: Annotated[
         str | None, typer.Option("--refill", help="native (fall through to own next-best) or strict (the paper's).")
     ] = None,

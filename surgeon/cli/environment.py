@@ -44,9 +44,9 @@ def verify_env(
     with session.connect() as node:
         found = story.run(node, session.target, session.sink, save=save, reason=reason, fix=agree if fix else None)
     failures = [c for c in found.checks if c.severity.value == "fail"]
-    session.sink.answer(_json(found), lambda: _render(found, verbose=session.sink.verbose), ok=not failures)
     if found.unfinished:
         session.sink.warn(found.unfinished)
+    session.sink.answer(_json(found), lambda: _render(found, verbose=session.sink.verbose), ok=not failures)
     if failures and session.sink.as_json:
         raise typer.Exit(DriftError.exit_code)
     if failures:

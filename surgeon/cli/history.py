@@ -32,9 +32,9 @@ def status(session: Session) -> None:
 
     with session.connect() as node:
         found = story.run(node, session.target, patches.load("oea"))
-    session.sink.answer(_status_json(found), lambda: _status(found))
     if found.unfinished:
         session.sink.warn(found.unfinished)
+    session.sink.answer(_status_json(found), lambda: _status(found))
 
 
 @with_session("history")

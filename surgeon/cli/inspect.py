@@ -42,9 +42,9 @@ def topk(
 
         with session.connect() as node:
             found = inspect.run(node, session.target, patches.load("oea"))
-    session.sink.answer(_json(found), lambda: _render(found, verbose=session.sink.verbose))
     if found.unfinished:
         session.sink.warn(found.unfinished)
+    session.sink.answer(_json(found), lambda: _render(found, verbose=session.sink.verbose))
 
 
 def _render(found: Inspection, *, verbose: bool) -> Sequence[RenderableType]:

@@ -103,6 +103,7 @@ class Survey:
             package_version=package.version,
             requires=package.requires,
             distributions=parse_distributions(self.distributions),
+            machine=str(self.node.get("machine") or "x86_64"),
         )
 
     @property

@@ -189,7 +189,11 @@ def restore(node: Node, seen: Survey, planned: Plan, revision: int, why: str) ->
         "restore",
         {
             "site_id": seen.installed.site_id,
-            "record": {**_rollback_record(planned.patch, planned.version, revision), "note": why[:500]},
+            "record": {
+                **_rollback_record(planned.patch, planned.version, revision),
+                "originals": {f.path: f.original for f in planned.files},
+                "note": why[:500],
+            },
             "files": [
                 {"path": f.path, "present": [_digest(f.content), f.expect], "restore": f.expect}
                 for f in reversed(planned.files)

@@ -244,6 +244,7 @@ def _node(state: str, server: Optional[Server]) -> Dict[str, Any]:
     return {
         "hostname": socket.gethostname(),
         "platform": "{}-{}-{}".format(os.uname().sysname, os.uname().release, os.uname().machine),
+        "machine": os.uname().machine,
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "user": processes.user_name(os.geteuid()),
         "uid": os.geteuid(),
