@@ -118,7 +118,7 @@ class Sink:
         """A step with a spinner where there is a terminal, and a line that stays when it is over."""
         console = self.err
         began = time.monotonic()
-        status = console.status(f"{_plain(title)}") if console.is_terminal else None
+        status = console.status(f"{_plain(title)}") if console.is_interactive else None
         step = _Step(title, console, status, began)
         if status:
             status.start()
@@ -131,7 +131,7 @@ class Sink:
         finally:
             if status:
                 status.stop()
-            mark = "[red]✗[/red]" if failed else "[green]✓[/green]"
+            mark = "[red]✗[/red]" if failed or step.bad else "[green]✓[/green]"
             outcome = f": {_plain(step.outcome)}" if step.outcome else ""
             seconds = time.monotonic() - began
             console.print(f"{mark} {_plain(title)}{outcome} [dim]({seconds:.1f} s)[/dim]", soft_wrap=True)
@@ -158,6 +158,7 @@ class _Step:
     def __init__(self, title: str, console: Console, status: Status | None, began: float) -> None:
         self.title = title
         self.outcome = ""
+        self.bad = False
         self._console = console
         self._status = status
         self._began = began
@@ -175,6 +176,11 @@ class _Step:
     def done(self, text: str) -> None:
         """What came out of it."""
         self.outcome = text
+
+    def failed(self, text: str) -> None:
+        """It did not hold, and why."""
+        self.outcome = text
+        self.bad = True
 
 
 _state: dict[str, Sink] = {}

@@ -162,7 +162,7 @@ def commit(node: Node, seen: Survey, planned: Plan, observer: Observer, attempt:
     """Write the plan's files as a pending revision; the node puts everything back if any of it fails."""
     user, host = lease.whoami()
     previous = {f.path: f.original for f in (seen.ledger.head.files if seen.ledger.head else ())}
-    with observer.step(f"Writing {len(planned.files)} files beside {planned.path}") as step:
+    with observer.step(f"Writing {len(planned.files)} files") as step:
         attempt.writing = True
         answer = node.call(
             "commit",

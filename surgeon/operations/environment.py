@@ -46,7 +46,7 @@ def probe_model(node: Node, seen: Survey, observer: Observer) -> Check:
         )
         said = read_probe(answer["stdout"], answer["stderr"], int(answer["returncode"]))
         verdict = judge_probe(said, model=str(path), model_type=str(seen.model_config.get("model_type", "")))
-        step.done(verdict.title)
+        (step.failed if verdict.severity is Severity.FAIL else step.done)(verdict.title)
     return verdict
 
 

@@ -108,7 +108,7 @@ def restart(node: Node, seen: Survey, server: Server | None, wanted: Wanted, obs
         )
         gates.extend(Gate(r.name, passed=r.passed, detail=r.detail, seconds=r.seconds) for r in outcome.rungs)
         if isinstance(outcome, readiness.NotReady):
-            step.done(outcome.why)
+            step.failed(outcome.why)
             return Failed(tuple(gates), outcome.why, outcome.advice)
         step.done(f"ready after {outcome.seconds:.0f} s")
     ready = _find(node, int(started["pid"]))
@@ -173,7 +173,7 @@ def _demand_beacons(node: Node, server: Server, wanted: Wanted, observer: Observ
             step.progress(problems[0])
             time.sleep(1.0)
         detail = "; ".join(problems) or f"{count} reported {wanted.patch.stamp} from inside the forward pass"
-        step.done(detail)
+        (step.failed if problems else step.done)(detail)
     return Gate("beacons", passed=not problems, detail=detail, seconds=time.monotonic() - began)
 
 

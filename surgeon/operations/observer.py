@@ -32,6 +32,9 @@ class Step(Protocol):
     def done(self, text: str) -> None:
         """What came out of it, for the line that stays."""
 
+    def failed(self, text: str) -> None:
+        """It did not hold, and why; the story goes on."""
+
 
 class Silent:
     """Tells nobody."""
@@ -52,4 +55,7 @@ class Silent:
         """Drop it."""
 
     def done(self, text: str) -> None:
+        """Drop it."""
+
+    def failed(self, text: str) -> None:
         """Drop it."""

@@ -217,7 +217,7 @@ def refuse_supervised(survey: Survey) -> None:
         raise DoesNotFitError(
             f"the server (pid {survey.server.pid}) is kept by {keeper.kind} ({keeper.unit}), which restarts it; "
             "expected one that was started by hand",
-            advice=f"write with --no-restart, then restart it yourself. {keeper.advice}",
+            advice=f"{keeper.advice} With --no-restart, apply and rollback change the files only.",
             where=f"pid {survey.server.pid}",
             code="supervised",
         )

@@ -59,5 +59,5 @@ def run(
         if result.passed:
             step.done(f"{result.output_tok_s:.0f} tok/s, {result.tokens} tokens by the server's count")
         else:
-            step.done("; ".join(result.problems))
+            step.failed("; ".join(result.problems))
     return result
