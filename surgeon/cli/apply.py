@@ -140,11 +140,10 @@ def _offline(session: Session, patch: Any, wanted: dict[str, Any], site: Path, *
     from surgeon.cli import describe
     from surgeon.errors import ChangesPendingError
     from surgeon.operations import inspect
+    from surgeon.operations import plan as make_plan
 
     found = inspect.offline(site)
-    spec = surgery.GraftSpec(patch=patch.name, version=patch.version, stamp=patch.stamp, wants=patch.wants)
-    original = surgery.ungraft(found.source) if isinstance(found.located, surgery.AlreadyGrafted) else found.source
-    grafted = surgery.graft(original, spec)
+    _, grafted = make_plan.cut(found.source, patch, found.path)
     diff = surgery.unified_diff(found.source, grafted.result, found.path.lstrip("/"))
     settings = {**patch.settings, **{k: v for k, v in wanted.items() if v is not None}}
     body = {"status": "planned", "version": found.version, "path": found.path, "settings": settings, "diff": diff}

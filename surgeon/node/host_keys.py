@@ -115,7 +115,7 @@ def _unknown(config: HostConfig, kind: str, key: bytes) -> UnreachableError:
     return UnreachableError(
         f"The host key of {config.known_as} is not known; it shows {kind} {fingerprint(key)}.",
         advice=f"Check that fingerprint, then connect once with `ssh {config.alias}`, or let surgeon write it down "
-        "with the host-key policy accept-new.",
+        "with --accept-new.",
         where=config.alias,
     )
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from surgeon.errors import DoesNotFitError, ForeignEditError, UsageError
+from surgeon.errors import DoesNotFitError, ForeignEditError, SurgeonError, UsageError
 from surgeon.ledger.state import FileFacts, PatchState, Verdict, judge_disk, judge_live
 from surgeon.operations import proof
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from surgeon.operations.survey import Survey
     from surgeon.patches import Patch
+    from surgeon.surgery import Grafted
     from surgeon.surgery import Outcome as Located
     from surgeon.surgery.live_path import Verdict as LivePath
 
@@ -160,9 +161,7 @@ def make(survey: Survey, patch: Patch, wanted: Mapping[str, Any], *, restart: bo
         )
     settings = {**patch.settings, **{k: v for k, v in wanted.items() if v is not None}}
     warnings = [*check_settings(survey, settings), *_hard_links(survey)]
-    spec = surgery.GraftSpec(patch=patch.name, version=patch.version, stamp=patch.stamp, wants=patch.wants)
-    original = surgery.ungraft(file.source) if isinstance(findings.located, surgery.AlreadyGrafted) else file.source
-    grafted = surgery.graft(original, spec)
+    original, grafted = cut(file.source, patch, file.path)
     live = findings.live
     if isinstance(live, surgery.NotReached):
         raise DoesNotFitError(
@@ -204,6 +203,34 @@ def make(survey: Survey, patch: Patch, wanted: Mapping[str, Any], *, restart: bo
         unchanged=unchanged,
         warnings=tuple(warnings),
     )
+
+
+def cut(source: bytes, patch: Patch, path: str) -> tuple[bytes, Grafted]:
+    """Take an earlier graft out of a file, and put this one in.
+
+    Args:
+        source: the file as it is.
+        patch: what is cut in.
+        path: the file's, for the refusals.
+
+    Returns:
+        The file without any graft, and the grafted one.
+
+    Raises:
+        DoesNotFitError: there is no site, or the file does not parse.
+        ForeignEditError: somebody has edited the earlier graft.
+    """
+    from surgeon import surgery
+
+    spec = surgery.GraftSpec(patch=patch.name, version=patch.version, stamp=patch.stamp, wants=patch.wants)
+    try:
+        grafted_before = isinstance(surgery.locate(source), surgery.AlreadyGrafted)
+        original = surgery.ungraft(source) if grafted_before else source
+        return original, surgery.graft(original, spec)
+    except SurgeonError as error:
+        error.message = f"{path}: {error.message}"
+        error.where = f"{path}, {error.where}" if error.where else path
+        raise
 
 
 def refuse_supervised(survey: Survey) -> None:

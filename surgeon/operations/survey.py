@@ -66,6 +66,7 @@ class Survey:
     Attributes:
         server: the one that is meant; None when none runs, or nothing says which.
         wanted_port: the port of the one that was asked for.
+        wanted_python: the interpreter that was asked for.
     """
 
     node: Mapping[str, Any]
@@ -86,6 +87,7 @@ class Survey:
     documents: Mapping[str, Any]
     problems: tuple[Mapping[str, Any], ...]
     wanted_port: int | None = None
+    wanted_python: str | None = None
 
     @property
     def baseline(self) -> Baseline | None:
@@ -116,6 +118,8 @@ class Survey:
         """
         if self.package is not None:
             return self.package
+        if self.wanted_python is not None and not self.installations:
+            raise self._without(self.wanted_python)
         ports = ", ".join(str(s.port) for s in self.servers)
         if self.servers and self.wanted_port is not None:
             raise UsageError(
@@ -147,6 +151,15 @@ class Survey:
         raise DoesNotFitError(
             "no sglang was found: no server is running, and no interpreter that was looked at has it",
             advice="say which interpreter has it with --python PATH (for example /opt/venv/bin/python)",
+            where="--python",
+            code="no-sglang",
+        )
+
+    def _without(self, python: str) -> DoesNotFitError:
+        odd = next((str(p["message"]) for p in self.problems if p.get("code") == "interpreter"), "")
+        return DoesNotFitError(
+            odd or f"{python} has no sglang; expected an interpreter that imports it",
+            advice="name another with --python PATH, or leave it to the running server to tell",
             where="--python",
             code="no-sglang",
         )
@@ -202,7 +215,7 @@ def take(node: Node, target: Target, *, module: str = "_surgeon_oea", http: bool
         {"python": target.python, "port": target.port, "pid": target.pid, "module": module, "http": http},
         deadline_s=60.0,
     )
-    return replace(parse(raw), wanted_port=target.port)
+    return replace(parse(raw), wanted_port=target.port, wanted_python=target.python)
 
 
 def parse(raw: Mapping[str, Any]) -> Survey:

@@ -137,11 +137,11 @@ def parse(source: bytes) -> Parsed | Unparsable:
     try:
         module = cst.parse_module(source)
     except cst.ParserSyntaxError as error:
-        return _unparsable(source, f"LibCST cannot read it: {error.message}", error.raw_line)
+        return _unparsable(source, f"It does not parse: {error.message}", error.raw_line)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - LibCST's native parser panics with a BaseException
-        return _unparsable(source, f"LibCST cannot read it: {type(error).__name__}: {error}", None)
+        return _unparsable(source, f"It does not parse: {type(error).__name__}: {error}", None)
     bom, rest = split_bom(source)
     encoding = "utf-8" if module.encoding == "utf-8-sig" else module.encoding
     return Parsed(module, bom, split_lines(rest), encoding)

@@ -11,7 +11,6 @@ from typing import Dict, NamedTuple, Optional, Sequence
 
 from .protocol import AgentError, Context
 
-
 _SLACK_S = 2.0
 
 
