@@ -1,0 +1,130 @@
+"""The OEA runtime, loaded as a node loads it: a copy of the file beside its settings."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+# Batches here are tiny: threads that wait for one another on a busy machine cost more than the arithmetic.
+torch.set_num_threads(1)
+
+PATCH = Path(__file__).parents[3] / "patches" / "oea"
+
+# A batch that sglang could have routed: rows of 32 experts, 4 chosen each.
+PROLOGUE = """
+import json, os, sys, torch
+torch.set_num_threads(1)
+import _surgeon_oea as oea
+def step(rows, layer_id=None, **names):
+    logits = torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows))
+    weights, ids = logits.softmax(-1).topk(4)
+    weights = weights / weights.sum(-1, keepdim=True)
+    return oea.route(weights, ids.int(), logits, top_k=4, layer_id=layer_id, **names)
+def beacon():
+    with open(os.path.join(os.path.dirname(oea.__file__), "beacons", f"{os.getpid()}.json")) as file:
+        return json.load(file)
+"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A folder with the runtime and its settings."""
+
+    folder: Path
+
+    @property
+    def settings(self) -> Path:
+        """The settings file."""
+        return self.folder / "_surgeon_oea.json"
+
+    @property
+    def beacons(self) -> Path:
+        """Where beacons go."""
+        return self.folder / "beacons"
+
+    def start(self, code: str, **environ: str) -> subprocess.Popen[str]:
+        """Start a process of the interpreter that imports the runtime, as sglang's workers do, and runs the code."""
+        inherited = {name: value for name, value in os.environ.items() if name != "SGLANG_OEA_K0"}
+        return subprocess.Popen(
+            [sys.executable, "-c", PROLOGUE + code],
+            cwd=self.folder,
+            env={**inherited, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1", **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, code: str, **environ: str) -> Ended:
+        """Run such a process to its end."""
+        with self.start(code, **environ) as process:
+            out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        return Ended(process.pid, out, err)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended well."""
+
+    pid: int
+    out: str
+    err: str
+
+    @property
+    def answer(self) -> Any:
+        """What it printed, read as JSON."""
+        return json.loads(self.out)
+
+
+def _install(folder: Path, **settings: Any) -> Installed:
+    body = {"schema": "surgeon/oea-settings/1", "generation": 1, "beacon_dir": str(folder / "beacons"), **settings}
+    installed = Installed(folder)
+    (folder / "_surgeon_oea.py").write_bytes((PATCH / "runtime.py").read_bytes())
+    installed.settings.write_text(json.dumps(body))
+    installed.settings.chmod(0o600)
+    return installed
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Callable[..., Installed]:
+    """Put the runtime and these settings into a folder of their own, as surgeon does."""
+    return lambda **settings: _install(tmp_path, **settings)
+
+
+@pytest.fixture(scope="session")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModuleType]:
+    """Load the runtime with these settings into this process; the same settings give the same module."""
+    loaded: dict[str, ModuleType] = {}
+    serial = count()
+
+    def runtime(**settings: Any) -> ModuleType:
+        key = json.dumps(settings, sort_keys=True)
+        if key not in loaded:
+            folder = tmp_path_factory.mktemp("oea")
+            _install(folder, **settings)
+            spec = importlib.util.spec_from_file_location(f"oea_{next(serial)}", folder / "_surgeon_oea.py")
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.delenv("SGLANG_OEA_K0", raising=False)
+                spec.loader.exec_module(module)
+            loaded[key] = module
+        return loaded[key]
+
+    return runtime
