@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.utils import canonicalize_name
+
 from surgeon.errors import SurgeonError
 from surgeon.lab import pip, preflight, wheels
 from surgeon.lab.paths import locked, paths
@@ -200,7 +202,7 @@ def _torch_arguments(tool: Path, progress: Progress) -> tuple[str, ...]:
     if chosen:
         return (*TORCH, "--extra-index-url", chosen)
     brought = pip.plan(tool, TORCH)
-    names = {str(item["metadata"]["name"]) for item in brought}
+    names = {canonicalize_name(item["metadata"]["name"]) for item in brought}
     if any(name.startswith(("nvidia-", "cuda-")) for name in names):
         progress.note(f"pip's own index would bring a CUDA torch of several GB; taking torch from {CPU_INDEX}")
         return (*TORCH, "--extra-index-url", CPU_INDEX)

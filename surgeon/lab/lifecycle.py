@@ -172,6 +172,7 @@ def up(
         keep = same and not fresh and before.description is not None and before.description.model == str(model.folder)
         if not keep:
             _clear(before, observer)
+            paths().faults.unlink(missing_ok=True)
         if fresh:
             shutil.rmtree(paths().node / "state", ignore_errors=True)
             if environment.reused:
@@ -278,7 +279,6 @@ def _clear(before: Status, observer: Progress) -> None:
     what = f"sglang {old.sglang}, {old.ranks} rank(s), bias {old.bias:g}" if old else "an unknown lab"
     with observer.step(f"Stopping the server that runs ({what})"):
         server.stop()
-        paths().faults.unlink(missing_ok=True)
 
 
 def _write(description: Description) -> None:
