@@ -51,7 +51,7 @@ def held(node: Node, survey: Survey, observer: Observer, *, break_lock: bool = F
     }
     if break_lock and present is not None:
         observer.warn(f"breaking the lease of {present.describe()}")
-        node.call("lease", {**request, "action": "break"})
+        request["action"] = "break"
     elif present is not None and _is_dead(present, host):
         request |= {"dead": True, "token": present.token}
     answer = node.call("lease", request)
