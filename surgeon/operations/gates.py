@@ -121,7 +121,6 @@ def restart(node: Node, seen: Survey, server: Server | None, wanted: Wanted, obs
             return Failed(tuple(gates), gate.detail, "the file was written, but not every rank runs it")
     if wanted.load is None:
         return Passed(ready, tuple(gates))
-    renew()
     result = smoke.run(node, seen, ready, observer, patched=wanted.patched, load=wanted.load)
     detail = "; ".join(result.problems) or f"{result.output_tok_s:.0f} tok/s"
     gates.append(Gate("smoke", passed=result.passed, detail=detail, seconds=result.duration_s))

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from surgeon.operations.observer import Observer
     from surgeon.operations.survey import Survey
 
-# Longer than the slowest verb between two renewals; a client that died frees its own machine's lease at once.
+# Longer than the verbs between two renewals, but for those that run programs, which `renew` covers. A client that died
+# frees its own machine's lease at once.
 TTL_S: Final = 180.0
 
 
@@ -65,15 +66,17 @@ def held(node: Node, survey: Survey, observer: Observer, *, break_lock: bool = F
         node.lease = None
 
 
-def renew(node: Node, site_id: str, *, deadline_s: float = 30.0) -> None:
+def renew(node: Node, site_id: str, *, busy_s: float = 0.0, deadline_s: float = 30.0) -> None:
     """Keep the lease through a long wait.
 
     Args:
         node: where.
         site_id: of the site-packages.
+        busy_s: how long the node will be at work without another renewal.
         deadline_s: how long to wait for an agent that is at work on the files.
     """
-    node.call("lease", {"action": "renew", "site_id": site_id, "ttl_s": TTL_S}, deadline_s=deadline_s)
+    args = {"action": "renew", "site_id": site_id, "ttl_s": TTL_S + busy_s}
+    node.call("lease", args, deadline_s=deadline_s)
 
 
 def lives(lease: Lease | None, now: float) -> bool:

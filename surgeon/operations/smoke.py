@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from surgeon.bench.smoke import CODE, Load, SmokeResult, read_run
+from surgeon.operations import lease
 
 if TYPE_CHECKING:
     from surgeon.node.client import Node
@@ -29,6 +30,9 @@ def run(
         load: what is asked of it.
     """
     load = load or Load()
+    if node.lease is not None:
+        # Nobody may take a long benchmark for an abandoned change, and undo it.
+        lease.renew(node, seen.installed.site_id, busy_s=DEADLINE_S)
     title = f"Smoke benchmark: {load.prompts} requests, {load.concurrency} at a time"
     with observer.step(title) as step:
         result_file = f"{seen.state_dir}/smoke-{server.pid}.jsonl"

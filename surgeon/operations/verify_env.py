@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from surgeon.environment.baseline import Baseline, take
 from surgeon.environment.checks import Check, Severity
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from surgeon.node.client import Node
     from surgeon.node.target import Target
     from surgeon.operations.observer import Observer
+
+_REPAIR_S: Final = 1800.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def repair_command(seen: survey.Survey, checks: list[Check]) -> tuple[str, ...]:
 def _repair(node: Node, seen: survey.Survey, command: tuple[str, ...], observer: Observer) -> None:
     from surgeon.errors import DriftError
 
+    lease.renew(node, seen.installed.site_id, busy_s=_REPAIR_S)
     with observer.step(f"Running {' '.join(command)}") as step:
         answer = node.call(
             "run",
@@ -105,9 +108,9 @@ def _repair(node: Node, seen: survey.Survey, command: tuple[str, ...], observer:
                 "argv": list(command),
                 "pid": seen.server.pid if seen.server else None,
                 "python": seen.installed.python,
-                "timeout_s": 1800.0,
+                "timeout_s": _REPAIR_S,
             },
-            deadline_s=1810.0,
+            deadline_s=_REPAIR_S + 10.0,
         )
         if int(answer["returncode"]) != 0:
             last = (answer["stderr"].strip() or answer["stdout"].strip()).splitlines()[-1:]

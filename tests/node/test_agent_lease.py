@@ -93,6 +93,14 @@ def test_a_released_lease_is_gone_and_only_the_holder_releases_it(package: Insta
         package.call("lease", action="renew")
 
 
+def test_a_renewal_for_a_long_wait_reaches_as_far_as_it_asks(package: Installation) -> None:
+    """A benchmark of a quarter of an hour must not look abandoned; the change after it counts from then again."""
+    package.acquire(ttl_s=60)
+    long = package.call("lease", action="renew", ttl_s=900)
+    assert long["expires"] == pytest.approx(time.time() + 900, abs=10)
+    assert package.call("lease", action="renew")["expires"] == pytest.approx(time.time() + 60, abs=10)
+
+
 def test_each_change_extends_the_lease(package: Installation) -> None:
     """A long operation does not lose its lease while it works."""
     package.acquire(ttl_s=60)

@@ -34,8 +34,13 @@ def public(lease: Optional[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
     return dict(lease, expired=float(lease["expires"]) <= time.time())
 
 
-def require(folder: str, context: Context) -> Dict[str, Any]:
-    """Make sure that the client holds the lease, and extend it by its own length.
+def require(folder: str, context: Context, ttl_s: Optional[float] = None) -> Dict[str, Any]:
+    """Make sure that the client holds the lease, and extend it.
+
+    Args:
+        folder: the site's folder.
+        context: holds the client's token.
+        ttl_s: by how much, counted from now; None for the lease's own length.
 
     Raises:
         AgentError: it has none, or another holds it now.
@@ -45,7 +50,7 @@ def require(folder: str, context: Context) -> Dict[str, Any]:
         holder = "nobody" if lease is None else _holder(lease)
         message = "This change needs the lease of the installation, which {} holds.".format(holder)
         raise AgentError("locked", message, "Take the lease first; run the command again.", folder)
-    lease["expires"] = time.time() + float(lease["ttl_s"])
+    lease["expires"] = time.time() + float(ttl_s or lease["ttl_s"])
     _write(folder, lease)
     return lease
 
@@ -94,7 +99,8 @@ def lease(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
 
     Args:
         args: ``site_id``; ``action``; for ``acquire`` and ``break`` also ``owner``, ``host``, ``pid`` and ``ttl_s``
-            (seconds). A client that knows the holder is dead passes ``dead`` and the ``token`` it saw.
+            (seconds), which ``renew`` takes too, for one long wait. A client that knows the holder is dead passes
+            ``dead`` and the ``token`` it saw.
         context: holds the token that ``renew`` and ``release`` are about.
 
     Returns:
@@ -110,7 +116,7 @@ def lease(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
         if action == "acquire":
             return _acquire(folder, args, context)
         if action == "renew":
-            return require(folder, context)
+            return require(folder, context, args.get("ttl_s"))
         if action == "break":
             held = current(folder)
             return dict(_take(folder, args), broke=public(held))
