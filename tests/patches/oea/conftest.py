@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from surgeon import lab
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -62,7 +64,12 @@ class Installed:
         return subprocess.Popen(
             [sys.executable, "-c", PROLOGUE + code],
             cwd=self.folder,
-            env={**inherited, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1", **environ},
+            env={
+                **inherited,
+                "PYTHONPATH": os.pathsep.join((str(self.folder), str(lab.torch_layer()))),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                **environ,
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
