@@ -21,8 +21,9 @@ FAULTS_VARIABLE = "SURGEON_LAB_FAULTS"
 _MODULE = "sglang.launch_server"
 _POLL_S = 0.5
 _LOG_LINES = 15
-# Variables of the shell that would change which Python, or which node, the server sees.
-_DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONNOUSERSITE", "SGLANG_OEA_K0")
+# Variables of the shell that would change which Python, or which node, the server sees; and the one that keeps Python
+# from caching bytecode, without which each of the server's processes compiles thousands of modules at every start.
+_DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONNOUSERSITE", "SGLANG_OEA_K0", "PYTHONDONTWRITEBYTECODE")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def plan(environment: Environment, model: Path, *, port: int, ranks: int) -> Lau
         *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
         *("--disable-overlap-schedule", "--grammar-backend", "none"),
         *("--max-total-tokens", "20000", "--mem-fraction-static", "0.3"),
+        "--sleep-on-idle",  # an idle scheduler would otherwise keep a core of a small machine busy
     ]
     if ranks > 1:
         argv += ["--tp", str(ranks)]
