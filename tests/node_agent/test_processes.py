@@ -176,15 +176,22 @@ def test_a_program_that_embeds_the_engine_is_no_launch_to_repeat(fake: FakeServe
             program.kill()
 
 
+def settled(pid: int) -> tuple[str, ...]:
+    """A child's command line, which is empty for a moment while the kernel sets up its new program."""
+    while not (argv := procfs.process(pid).argv):  # type: ignore[union-attr]
+        time.sleep(0.001)
+    return argv
+
+
 def test_an_empty_last_argument_survives_and_a_titles_padding_does_not(fake: FakeServer) -> None:
     """A launch is repeated word by word; setproctitle leaves a long tail of NULs."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "--x", ""]) as plain:
-        assert procfs.process(plain.pid).argv[-2:] == ("--x", "")  # type: ignore[union-attr]
+        assert settled(plain.pid)[-2:] == ("--x", "")
         plain.kill()
     words = ["sglang::scheduler", "-c", "import time; time.sleep(60)", "", "", ""]
     environ = {**fake.variables(), "PYTHONHOME": sys.base_prefix}
     with subprocess.Popen(words, executable=sys.executable, env=environ) as titled:
-        assert procfs.process(titled.pid).argv == tuple(words[:3])  # type: ignore[union-attr]
+        assert settled(titled.pid) == tuple(words[:3])
         titled.kill()
 
 
