@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 MARK: Final = "SURGEON-BENCH:"
 
-# Runs on the node under the server's interpreter: argv[1] is where the result goes, the rest are the benchmark's own
-# arguments. The module's name by release: sglang.benchmark.serving from 0.5.15, sglang.bench_serving before.
+# Runs on the node under the server's interpreter, with the benchmark's own arguments. The result file lies in a folder
+# of the server's user, who may be another than surgeon's. The module's name by release: sglang.benchmark.serving from
+# 0.5.15, sglang.bench_serving before.
 CODE: Final = f"""
-import importlib.util, json, os, runpy, sys
+import importlib.util, json, os, runpy, sys, tempfile
 counted, order = {{}}, []
 def watching(loads):
     def inner(data, *args, **kwargs):
@@ -40,14 +41,15 @@ try:
     orjson.loads = watching(orjson.loads)
 except ImportError:
     pass
-target = sys.argv[1]
+folder = tempfile.TemporaryDirectory(prefix="surgeon-smoke-")
+target = os.path.join(folder.name, "result.jsonl")
 name = "sglang.bench_serving"
 try:
     if importlib.util.find_spec("sglang.benchmark.serving"):
         name = "sglang.benchmark.serving"
 except ModuleNotFoundError:
     pass
-sys.argv = [name, *sys.argv[2:], "--output-file", target]
+sys.argv = [name, *sys.argv[1:], "--output-file", target]
 code = 0
 try:
     runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -57,7 +59,7 @@ said = {{}}
 if os.path.exists(target):
     with open(target) as file:
         said = json.loads(file.read().strip().splitlines()[-1])
-    os.unlink(target)
+folder.cleanup()
 said.pop("server_info", None)
 report = {{"module": name, "code": code, "said": said, "tokens": [counted[r] for r in order]}}
 print("\\n{MARK}" + json.dumps(report), flush=True)

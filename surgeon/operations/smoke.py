@@ -35,12 +35,11 @@ def run(
         lease.renew(node, seen.installed.site_id, busy_s=DEADLINE_S)
     title = f"Smoke benchmark: {load.prompts} requests, {load.concurrency} at a time"
     with observer.step(title) as step:
-        result_file = f"{seen.state_dir}/smoke-{server.pid}.jsonl"
         answer = node.call(
             "run",
             {
                 "code": CODE,
-                "argv": [result_file, *load.argv(port=server.port, model=server.model_path)],
+                "argv": load.argv(port=server.port, model=server.model_path),
                 "pid": server.pid,
                 "python": seen.installed.python,
                 "timeout_s": DEADLINE_S,

@@ -177,7 +177,8 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.result_file = folder / "result.jsonl"
+        self.scratch = folder / "scratch"
+        self.scratch.mkdir()
 
     def benchmark(self, module: str, *, orjson: bool = False, last_line: str = "") -> None:
         """Install the small benchmark as that module."""
@@ -197,8 +198,8 @@ class Site:
     def run(self, server: GenerateServer) -> SmokeResult:
         """Run CODE as the agent runs it, and read what it printed."""
         done = subprocess.run(
-            [sys.executable, "-c", CODE, str(self.result_file), *LOAD.argv(port=server.port, model="/models/tiny")],
-            env={**os.environ, "PYTHONPATH": str(self.folder)},
+            [sys.executable, "-c", CODE, *LOAD.argv(port=server.port, model="/models/tiny")],
+            env={**os.environ, "PYTHONPATH": str(self.folder), "TMPDIR": str(self.scratch)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -226,7 +227,7 @@ def test_the_benchmark_runs_under_either_name_and_the_server_counts(site: Site, 
     assert (result.module, result.problems) == (module, ())
     assert (result.completed, result.tokens, result.output_tok_s) == (4, 64, 128.0)
     assert [len(request["input_ids"]) for request in server.requests] == [8] * 5
-    assert not site.result_file.exists()
+    assert not list(site.scratch.iterdir())
 
 
 def test_where_both_names_exist_the_newer_one_is_run(site: Site) -> None:
