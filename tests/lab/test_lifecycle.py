@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,6 +64,7 @@ def start_a_server_like_family(folder: Path) -> list[processes.Process]:
     )
     while len(processes.descendants({pid})) < 2:
         assert processes.look_up(pid) is not None
+        time.sleep(0.05)
     return processes.descendants({pid})
 
 

@@ -68,9 +68,9 @@ def test_the_node_is_reached_through_ssh(lab: Description) -> None:
 
 def test_fresh_left_nothing_beside_the_patched_file(lab: Description) -> None:
     """After `up --fresh` the package holds what its RECORD lists, and the description says where all is."""
-    code = "import sglang, os; print(os.path.dirname(sglang.__file__))"
-    done = subprocess.run([lab.python, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    beside = Path(done.stdout.strip()) / "srt" / "layers" / "moe"
+    code = "from importlib.util import find_spec; print(find_spec('sglang').origin)"
+    done = subprocess.run([lab.python, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    beside = Path(done.stdout.strip()).parent / "srt" / "layers" / "moe"
     assert not list(beside.glob("_surgeon*"))
     assert "surgeon" not in (beside / "topk.py").read_text(encoding="utf-8")
     assert json.loads(json.dumps(lab.as_json()))["sglang"] == "0.5.23"
