@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # type: ignore[import-not-found]
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 512

@@ -1,4 +1,7 @@
-"""Files of a package are replaced all or none, and come back byte for byte."""
+"""Files of a package are replaced all or none, and come back byte for byte.
+
+Long because every step of the one transaction is broken here, in every way, against the same installation.
+"""
 
 from __future__ import annotations
 
