@@ -23,6 +23,7 @@ _KILL_WAIT_S = 4.0
 # How long schedulers may outlive their launcher before they are asked themselves, and then until they are killed.
 _LEFTOVER_GRACE_S = 1.0
 _LEFTOVER_WAIT_S = 2.0
+_PORT_WAIT_S = 15.0
 _POLL_S = 0.05
 
 Key = Tuple[int, int]
@@ -145,8 +146,13 @@ def _verify_stopped(server: Server, ports: Set[int]) -> None:
                 "Stop what keeps it up (a loop in a script, a supervisor) and restart it by its own command.",
                 "pid {}".format(one.process.pid),
             )
+    # A process of many threads is a zombie before the last of them has let go of its sockets.
+    until = time.monotonic() + _PORT_WAIT_S
     for port in sorted(ports):
         stranger = processes.stranger_on(port)
+        while stranger is not None and procfs.holder(port) is None and time.monotonic() < until:
+            time.sleep(_POLL_S)
+            stranger = processes.stranger_on(port)
         if stranger is not None:
             raise AgentError(
                 "failed",
