@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -191,11 +192,12 @@ def status(pid: int) -> Dict[str, str]:
 
 
 def epoch(start_ticks: int) -> float:
-    """Turn a start time in ticks after boot into seconds since the epoch."""
-    for line in _bytes("/proc/stat").splitlines():
-        if line.startswith(b"btime "):
-            return round(int(line.split()[1]) + start_ticks / TICKS_PER_SECOND, 2)
-    return 0.0
+    """Turn a start time in ticks after boot into seconds since the epoch, good to a tick.
+
+    /proc/stat's btime has whole seconds only: a server that was restarted right after a write would look older than it.
+    """
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return round(boot + start_ticks / TICKS_PER_SECOND, 2)
 
 
 def _address(text: str) -> str:
