@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from surgeon.errors import LockedError, SurgeonError, UnreachableError
 from surgeon.ledger.records import Gate
 from surgeon.operations import lease, proof, smoke
-from surgeon.server import readiness
+from surgeon.server import beacons, readiness
 from surgeon.server.model import parse_server
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def restart(node: Node, seen: Survey, server: Server | None, wanted: Wanted, obs
         except (UnreachableError, LockedError):
             raise
         except SurgeonError as error:
-            step.done(error.message)
+            step.failed(error.message)
             seconds = time.monotonic() - began
             gate = Gate("restart", passed=False, detail=error.message, seconds=seconds)
             return Failed((gate,), error.message, error.advice)
@@ -167,7 +167,8 @@ def _demand_beacons(node: Node, server: Server, wanted: Wanted, observer: Observ
             problems = proof.judge(
                 seen["beacons"], server.workers, wanted.patch, wanted.settings_text, need_applied=True
             )
-            if not problems:
+            final = beacons.run_other_code(seen["beacons"], server.workers, patch_hash=wanted.patch.hash)
+            if not problems or final:
                 break
             step.progress(problems[0])
             time.sleep(1.0)

@@ -50,6 +50,18 @@ def judge(
     return problems
 
 
+def run_other_code(beacons: Sequence[Mapping[str, Any]], workers: Sequence[Worker], *, patch_hash: str) -> bool:
+    """Whether a worker reported another patch: what a process has imported it keeps, so waiting mends nothing.
+
+    Args:
+        beacons: what the node holds.
+        workers: the schedulers of the server in question.
+        patch_hash: the hash of the patch that must run.
+    """
+    own = (_beacon_of(worker, beacons) for worker in workers)
+    return any(one is not None and one.get("patch_hash") != patch_hash for one in own)
+
+
 def _beacon_of(worker: Worker, beacons: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     own = [
         one

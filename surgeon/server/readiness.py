@@ -205,6 +205,7 @@ def _climb(
         seen = _again(node, climb, observer, poll_s, health=False)
     climb.close(passed=True, detail=f"{climb.started.port}, held by the server's own process")
     climb.name = "health"
+    seen = _look(node, climb, health=True)
     while seen["health"] != _OK:
         seen = _again(node, climb, observer, poll_s, health=True)
     climb.close(passed=True, detail="GET /health is 200")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from surgeon.server.beacons import judge
+from surgeon.server.beacons import judge, run_other_code
 from surgeon.server.model import Worker
 
 HASH = "a" * 64
@@ -93,3 +93,18 @@ def test_of_two_beacons_of_one_worker_the_newer_counts() -> None:
 def test_a_server_without_workers_proves_nothing() -> None:
     """All of none is not every rank."""
     assert judge([beacon(10)], (), patch_hash=HASH) != []
+
+
+@pytest.mark.parametrize(
+    ("beacons", "final"),
+    [
+        ([], False),
+        ([beacon(10), beacon(11, applied=False)], False),
+        ([beacon(10, patch_hash="b" * 64, alive=False)], False),
+        ([beacon(10), beacon(11, patch_hash="b" * 64)], True),
+    ],
+    ids=["none-yet", "not-applied-yet", "of-a-dead-process", "other-code"],
+)
+def test_only_other_code_in_a_living_worker_is_past_waiting_for(beacons: list[dict[str, Any]], *, final: bool) -> None:
+    """A beacon may still come or change; what a process has imported it keeps."""
+    assert run_other_code(beacons, WORKERS, patch_hash=HASH) is final
