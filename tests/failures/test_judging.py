@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (b"def select_experts(:\n    pass\n", ("does not parse", "line 1")),
+        (b"def select_experts(:\n    pass\n", ("does not parse",)),
         (b"import this\n\n\ndef route_tokens(hidden_states):\n    return hidden_states\n", ("select_experts",)),
     ],
     ids=["unparsable", "no-site"],
@@ -46,12 +46,12 @@ def test_what_is_applied_already_is_left_alone_and_said(serving: Bed) -> None:
     assert serving.facts() == before
 
 
-@pytest.mark.parametrize(("k0", "code"), [("4", 0), ("5", 10)])
-def test_a_dry_run_tells_by_its_exit_code_whether_there_is_something_to_do(bed: Bed, k0: str, code: int) -> None:
+def test_a_dry_run_tells_by_its_exit_code_whether_there_is_something_to_do(bed: Bed) -> None:
     """0 for what is there already, 10 for changes that are pending; nothing is written either way."""
     assert bed.apply("--k0", "4").code == 0
     before = bed.facts()
-    assert bed.apply("--k0", k0, "--dry-run", "--exit-code").code == code
+    assert bed.apply("--k0", "4", "--dry-run", "--exit-code").code == 0
+    assert bed.apply("--k0", "5", "--dry-run", "--exit-code").code == 10
     assert bed.facts() == before
 
 
@@ -64,24 +64,23 @@ def test_a_rollback_of_nothing_is_no_failure(serving: Bed) -> None:
     assert serving.facts() == before
 
 
-@pytest.mark.parametrize("k0", ["0", "9"])
-def test_a_k0_outside_the_models_k_says_which_k_and_where_it_was_read(serving: Bed, k0: str) -> None:
+def test_a_k0_outside_the_models_k_says_which_k_and_where_it_was_read(serving: Bed) -> None:
     """The model's own config decides; exit 2."""
     before = serving.facts()
-    answer = serving.apply("--k0", k0)
+    answer = serving.apply("--k0", "9")
     assert answer.code == 2
-    assert f"k0 is {k0}; expected 1..8: this model uses k = 8 experts per token" in answer.stderr
+    assert "k0 is 9; expected 1..8: this model uses k = 8 experts per token" in answer.stderr
     assert f"num_experts_per_tok in {serving.fake.model}/config.json" in answer.stderr
     assert serving.facts() == before
 
 
-def test_a_k0_that_no_model_could_have_is_refused_before_the_node_is_asked(bed: Bed) -> None:
-    """The patch's own range is known here: no connection is made."""
+@pytest.mark.parametrize("k0", ["0", "-1", "65", "four"])
+def test_a_k0_that_no_model_could_have_is_refused_before_the_node_is_asked(bed: Bed, k0: str) -> None:
+    """The patch's own range is known here: no connection is made, or the exit code would be 3."""
     bed.configure(host="no-such-node")
-    answer = bed.apply("--k0", "65")
+    answer = bed.apply("--k0", k0)
     assert answer.code == 2
     assert "k0" in answer.stderr
-    assert "0..64" in answer.stderr
 
 
 def test_a_foreign_edit_is_never_overwritten(serving: Bed) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from surgeon.node.agent.state import site_id
 from tests.support.local_node import local_node
 
 if TYPE_CHECKING:
     from tests.support.bed import Bed
 
+BOB = {"owner": "bob", "host": "his-laptop", "pid": 7, "ttl_s": 120}
 UNSHARED = ("unshare", "--mount", "sh", "-c")
 
 
@@ -33,26 +36,11 @@ def read_only(bed: Bed) -> None:
     bed.configure(node_python=str(script))
 
 
-def site_id(bed: Bed) -> str:
-    """The short name of the site-packages whose ledger and lease it is."""
-    (ledger,) = bed.ssh.state_dir.rglob("ledger.jsonl")
-    return ledger.parent.name
-
-
 def take_lease(bed: Bed, *, host: str = "laptop-of-ann", pid: int = 4711) -> None:
     """Have another surgeon hold the lease, from another machine."""
+    holder = {"owner": "ann", "host": host, "pid": pid, "ttl_s": 120}
     with local_node(bed.ssh.state_dir) as node:
-        node.call(
-            "lease",
-            {
-                "site_id": site_id(bed),
-                "action": "acquire",
-                "owner": "ann",
-                "host": host,
-                "pid": pid,
-                "ttl_s": 120,
-            },
-        )
+        node.call("lease", {"site_id": site_id(str(bed.fake.site)), "action": "acquire", **holder})
 
 
 @pytest.fixture
@@ -74,38 +62,48 @@ def test_a_read_only_package_is_refused_before_anything_is_written(bed: Bed) -> 
     assert bed.facts() == before
 
 
-def test_a_lease_that_another_holds_keeps_everybody_else_out(patched: Bed) -> None:
-    """Exit 7 with who, from where, and for how long; and how to take it if that one is gone for good."""
-    take_lease(patched)
-    before = patched.facts()
-    for answer in (patched.apply("--k0", "5"), patched.rollback()):
+def test_a_lease_that_another_holds_keeps_everybody_else_out(serving: Bed) -> None:
+    """Exit 7 with who, from where, and for how long; and how to take it. Looking is always allowed."""
+    take_lease(serving)
+    before = serving.facts()
+    for answer in (serving.apply(), serving.restart()):
         assert answer.code == 7
         assert "locked by ann on laptop-of-ann (pid 4711) for up to 1" in answer.stderr
         assert "--break-lock" in answer.stderr
-        assert patched.facts() == before
+    assert serving.facts() == before
+    assert serving.status()["lease"] == "ann on laptop-of-ann (pid 4711)"
 
 
-def test_a_lease_can_be_broken_and_it_is_said_whose(patched: Bed) -> None:
+def test_a_lease_can_be_broken_and_it_is_said_whose(bed: Bed) -> None:
     """The one who breaks it answers for it; the change goes through."""
-    take_lease(patched)
-    answer = patched.apply("--k0", "5", "--break-lock")
+    take_lease(bed)
+    answer = bed.apply("--break-lock")
     assert answer.code == 0
     assert "breaking the lease of ann on laptop-of-ann (pid 4711)" in answer.stderr
-    assert patched.revisions() == [("apply", "applied")] * 2
+    assert bed.is_patched()
 
 
-def test_a_lease_of_a_surgeon_that_died_on_this_machine_is_no_obstacle(patched: Bed) -> None:
+def test_a_lease_that_is_broken_meanwhile_stops_its_holder(bed: Bed) -> None:
+    """Exit 7 for the one whose lease it was: what it began is now for the other to finish or undo."""
+    bed.break_at("commit", do=["wait"], wait_s=3.0)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(bed.apply)
+        bed.await_break()
+        with local_node(bed.ssh.state_dir) as node:
+            node.call("lease", {"site_id": site_id(str(bed.fake.site)), "action": "break", **BOB})
+        answer = first.result(60)
+    assert answer.code == 7
+    assert "which bob on his-laptop (pid 7) holds" in answer.stderr
+    assert bed.is_original()
+
+
+def test_a_lease_of_a_surgeon_that_died_on_this_machine_is_no_obstacle(bed: Bed) -> None:
     """Whoever pressed Ctrl-C twice does not wait three minutes for a process that is gone."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    take_lease(patched, host=os.uname().nodename, pid=gone.pid)
-    assert patched.apply("--k0", "5").code == 0
-
-
-def test_the_status_of_a_locked_node_says_who_is_at_work(patched: Bed) -> None:
-    """Looking is always allowed."""
-    take_lease(patched)
-    assert patched.status()["lease"] == "ann on laptop-of-ann (pid 4711)"
+    take_lease(bed, host=os.uname().nodename, pid=gone.pid)
+    assert bed.apply().code == 0
+    assert bed.is_patched()
 
 
 def test_a_write_that_the_interpreter_cannot_compile_is_taken_back(bed: Bed) -> None:
@@ -126,7 +124,6 @@ def test_a_write_that_the_interpreter_cannot_compile_is_taken_back(bed: Bed) -> 
 @pytest.mark.parametrize(
     ("moment", "outcome"),
     [
-        ("compile", "had been cut short before anything was written; closed"),
         ("first-rename", "had been cut short before anything was written; closed"),
         ("second-rename", "had been cut short; undone, the bytes from before are back"),
     ],

@@ -81,12 +81,12 @@ class Bed:
 
     # ------------------------------------------------------------ commands
 
-    def surgeon(self, *words: str, interrupt_when: str | None = None, timeout_s: float = 120.0) -> Answer:
+    def surgeon(self, *words: str, interrupt_when: Sequence[str] = (), timeout_s: float = 120.0) -> Answer:
         """Run ``surgeon WORDS`` as a person would, without a terminal.
 
         Args:
             words: the command line.
-            interrupt_when: press Ctrl-C once this has been said on standard error.
+            interrupt_when: press Ctrl-C each time that the next of these has been said on standard error.
             timeout_s: seconds until the test gives up.
         """
         out, err = self.root / "stdout", self.root / "stderr"
@@ -100,8 +100,8 @@ class Bed:
                 start_new_session=True,
             )
             (self.root / "client.pid").write_text(str(child.pid), encoding="ascii")
-            if interrupt_when is not None:
-                self._await(lambda: interrupt_when in err.read_text("utf-8") or child.poll() is not None)
+            for said in interrupt_when:
+                self._await(lambda said=said: said in err.read_text("utf-8") or child.poll() is not None)  # type: ignore[misc]
                 child.send_signal(signal.SIGINT)
             try:
                 child.wait(timeout_s)
@@ -130,10 +130,11 @@ class Bed:
         return answer.result
 
     def revisions(self) -> list[tuple[str, str]]:
-        """Kind and status of every revision, by ``surgeon history --json``."""
-        answer = self.surgeon("history", "--json")
-        assert answer.code == 0, answer
-        return [(one["kind"], one["status"]) for one in answer.result["revisions"]]
+        """Kind and status of every revision, read from the ledger's own lines."""
+        (ledger,) = self.ssh.state_dir.rglob("ledger.jsonl")
+        records = [json.loads(line) for line in ledger.read_text(encoding="ascii").splitlines()]
+        last = {record["revision"]: (record["kind"], record["status"]) for record in records}
+        return [last[number] for number in sorted(last)]
 
     # ------------------------------------------------------------ faults
 
@@ -161,6 +162,10 @@ class Bed:
     def broke(self) -> bool:
         """Whether the moment of the last ``break_at`` has come."""
         return (self.root / "fault.fired").exists()
+
+    def await_break(self) -> None:
+        """Wait until the moment of the last ``break_at`` has come."""
+        self._await(lambda: self.broke)
 
     def await_agents(self) -> None:
         """Wait until no agent works on the node any more; one goes on when its connection is cut."""
