@@ -172,7 +172,7 @@ def _plan(plan: Plan) -> Sequence[RenderableType]:
     ]
     if plan.live is not None:
         lines.append(f"  live path   {describe.live_text(plan.live)}")
-    lines.append(f"  gate        {describe.GATE_NOTE}")
+    lines.append(f"  decode gate {describe.GATE_NOTE}")
     for file in plan.files:
         verb = "replace" if file.expect else "add"
         lines.append(f"  {verb:<11} {describe.escape(file.path)}")
@@ -253,8 +253,8 @@ def _json(outcome: story.Outcome) -> dict[str, Any]:
 def _rollback_plan(plan: way_back.RollbackPlan) -> Sequence[str]:
     from surgeon.cli import describe
 
-    goal = "as installed" if plan.to == 0 else f"as after revision {plan.to}"
-    lines = [f"[bold]Plan[/bold]: sglang {plan.version} back to what it was {goal}"]
+    goal = "as it was installed" if plan.to == 0 else f"as it was after revision {plan.to}"
+    lines = [f"[bold]Plan[/bold]: sglang {plan.version} {goal}"]
     for file in plan.files:
         verb = "remove" if file.restore is None else "restore"
         digest = f" [dim](sha256 {file.restore[:12]})[/dim]" if file.restore else ""

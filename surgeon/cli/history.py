@@ -82,7 +82,7 @@ def _status(found: Status) -> Sequence[RenderableType]:
     if found.settings is not None:
         shown = {k: v for k, v in found.settings.items() if k not in {"schema", "beacon_dir"}}
         facts.add_row("settings", ", ".join(f"{k} = {v}" for k, v in shown.items()) + " [dim](the file's)[/dim]")
-        facts.add_row("gate", describe.GATE_NOTE)
+        facts.add_row("decode gate", describe.GATE_NOTE)
     if found.lease is not None:
         facts.add_row("lease", describe.escape(found.lease.describe()))
     for problem in found.problems:

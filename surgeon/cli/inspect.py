@@ -77,7 +77,7 @@ def _render(found: Inspection, *, verbose: bool) -> Sequence[RenderableType]:
     facts.add_row("site", describe.site_text(found.located))
     if found.live is not None:
         facts.add_row("live path", describe.live_text(found.live))
-    facts.add_row("gate", describe.GATE_NOTE)
+    facts.add_row("decode gate", describe.GATE_NOTE)
     parts: list[RenderableType] = [facts]
     line = _shown_line(found)
     if line:
