@@ -98,7 +98,10 @@ def _judge_plain(facts: FileFacts, ledger: Ledger) -> Verdict:
             PatchState.FOREIGN_EDIT,
             "the file is neither what the package's RECORD says nor anything that this node's ledger knows",
         )
-    if last is not None and change is not None and change.after != change.original:
+    writer = ledger.producer(facts.path, facts.sha256)
+    # A rollback that is still pending has written the original, and nobody replaced the package.
+    newer = last is not None and (writer is None or writer.revision < last.revision)
+    if last is not None and newer and change is not None and change.after != change.original:
         return Verdict(
             PatchState.REINSTALLED,
             f"the package was replaced since revision {last.revision}; the patch is gone",

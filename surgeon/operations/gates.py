@@ -10,6 +10,7 @@ from surgeon.errors import LockedError, SurgeonError, UnreachableError
 from surgeon.ledger.records import Gate
 from surgeon.operations import lease, proof, smoke
 from surgeon.server import beacons, readiness
+from surgeon.server.causes import diagnose
 from surgeon.server.model import parse_server
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def restart(node: Node, seen: Survey, server: Server | None, wanted: Wanted, obs
             step.failed(error.message)
             seconds = time.monotonic() - began
             gate = Gate("restart", passed=False, detail=error.message, seconds=seconds)
-            return Failed((gate,), error.message, error.advice)
+            known = diagnose(error.message)
+            return Failed((gate,), error.message, known.cause.advice if known else "")
         step.done(f"pid {started['pid']}")
         gates = [Gate("restart", passed=True, detail=f"pid {started['pid']}", seconds=time.monotonic() - began)]
     with observer.step("Waiting until it is ready: process, port, health, a checked generation") as step:

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surgeon.operations import lease as leases
 from surgeon.operations import plan, settle, survey
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def run(node: Node, target: Target, patch: Patch) -> Status:
         server=seen.server,
         settings=_settings((seen.beside.get("settings") or {}).get("text")),
         ranks=tuple(Rank(w.pid, w.title, beacons.get(w.pid)) for w in workers),
-        lease=seen.ledger.lease,
+        lease=seen.ledger.lease if leases.lives(seen.ledger.lease, float(seen.node.get("time") or 0.0)) else None,
         unfinished=settle.unfinished(seen),
         problems=seen.problems,
     )

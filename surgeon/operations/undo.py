@@ -57,6 +57,8 @@ class Attempt:
         return f"{name} pending; {_NEXT} finishes or undoes it"
 
 
+_LOOK: Final = "its log tells more: `surgeon logs`; a server that only needs longer gets it by --ready-timeout"
+_AGAIN: Final = "read its log with `surgeon logs`; `surgeon restart` tries again"
 _NEXT: Final = "the next apply, rollback or restart"
 # A commit that nobody waits for any more ends by its own deadline, and the node's lock is free then.
 _COMMIT_DEADLINE_S: Final = 90.0
@@ -88,8 +90,8 @@ def on_failure(node: Node, seen: Survey, planned: Plan, observer: Observer, *, r
         story = (down.failed.why, down.failed.gates, down.failed.advice)
         _way_back(node, seen, planned, attempt, observer, ready_s, story)
         raise GateFailedError(
-            f"{down.failed.why}; rolled back, the bytes from before are back",
-            advice=down.failed.advice,
+            f"the server failed its gates: {down.failed.why}; rolled back, the bytes from before are back",
+            advice=down.failed.advice or _LOOK,
             where=planned.path,
         ) from down
     except SurgeonError as error:
@@ -114,6 +116,8 @@ def _interrupted(node: Node, seen: Survey, planned: Plan, attempt: Attempt, obse
     except KeyboardInterrupt:
         observer.warn(f"left as it is: {attempt.left()}")
         raise
+    if attempt.revision is not None:
+        observer.note(f"revision {attempt.revision} is rolled back: everything is as it was before")
 
 
 @contextmanager
@@ -176,9 +180,10 @@ def _way_back(
             f"{why}; and the way back failed: {error.message}", advice=by_hand(seen, planned), where=planned.path
         ) from error
     if failed is not None:
+        with_them = "with them either" if failed.why == why else f"with them: {failed.why}"
         raise RollbackFailedError(
-            f"{why}; the bytes from before are back, but the server does not become ready with them: {failed.why}",
-            advice=failed.advice or "read its log with `surgeon logs`; `surgeon restart` tries again",
+            f"{why}; the bytes from before are back, but the server does not become ready {with_them}",
+            advice=failed.advice or _AGAIN,
             where=planned.path,
         )
 
@@ -281,7 +286,7 @@ def not_serving(path: str, sha256: str, failed: gates.Failed) -> RollbackFailedE
     """The bytes are the original's, and yet the server does not come up: nothing is left to undo."""
     return RollbackFailedError(
         f"the bytes are back ({path} is {sha256[:12]}), but the server does not pass its gates: {failed.why}",
-        advice=failed.advice or "read its log with `surgeon logs`; `surgeon restart` tries again",
+        advice=failed.advice or _AGAIN,
         where=path,
     )
 

@@ -92,7 +92,7 @@ def test_a_revision_that_had_passed_every_gate_is_finished_not_undone(serving: B
 
 def test_a_killed_surgeon_whose_commit_still_runs_is_waited_for_and_undone(serving: Bed) -> None:
     """The next apply looks before the files are in place and acts after: what it saw first must not count."""
-    serving.break_at("commit", "first-rename", do=["kill-client", "wait"], wait_s=2.5)
+    serving.break_at("commit", "first-rename", do=["kill-client", "wait"], wait_s=2.0)
     answer = serving.apply()
     assert answer.code == -signal.SIGKILL
     assert serving.fake.topk.read_bytes() == serving.original
@@ -107,7 +107,7 @@ def test_a_killed_surgeon_whose_commit_still_runs_is_waited_for_and_undone(servi
 
 def test_a_killed_surgeon_whose_restart_still_runs_is_waited_for(serving: Bed) -> None:
     """The next command comes between stop and start: no second server, no false alarm."""
-    serving.break_at("restart", "spawn", do=["kill-client", "wait"], wait_s=2.5)
+    serving.break_at("restart", "spawn", do=["kill-client", "wait"], wait_s=2.0)
     answer = serving.apply()
     assert answer.code == -signal.SIGKILL
     assert serving.launchers() == 0
@@ -129,6 +129,7 @@ def test_ctrl_c_puts_everything_back(serving: Bed, verb: str, moment: str) -> No
     assert serving.broke
     assert answer.code == 130, answer
     assert "interrupted: putting everything back" in answer.stderr
+    assert "revision 1 is rolled back: everything is as it was before" in answer.stderr
     assert serving.revisions() == [("apply", "rolled-back"), ("rollback", "applied")]
     assert_as_before(serving)
 
@@ -138,6 +139,7 @@ def test_ctrl_c_before_anything_is_written_leaves_no_trace(serving: Bed) -> None
     before = serving.facts()
     answer = serving.apply(interrupt_when=["Building the model's config"])
     assert answer.code == 130
+    serving.await_agents()
     assert serving.facts() == before
 
 

@@ -35,6 +35,8 @@ def test_a_gate_that_fails_rolls_back_and_says_why(
     serving.fake.behave(patched=faults)
     answer = serving.apply("--ready-timeout", "3")
     assert answer.code == 6, answer
+    assert "the server failed its gates: " in answer.stderr
+    assert "try:" in answer.stderr
     for word in (*words, "rolled back, the bytes from before are back"):
         assert word in answer.stderr
     assert_as_before(serving)
@@ -46,7 +48,7 @@ def test_a_server_that_comes_up_neither_way_is_left_to_a_person_with_what_to_do(
     serving.fake.behave(dies=True, die_log=CUDA_OOM)
     answer = serving.apply()
     assert answer.code == 11, answer
-    assert "the bytes from before are back, but the server does not become ready with them" in answer.stderr
+    assert "the bytes from before are back, but the server does not become ready with them either" in answer.stderr
     assert "out of memory" in answer.stderr
     assert "try:" in answer.stderr
     assert serving.is_original()

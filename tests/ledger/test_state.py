@@ -196,6 +196,12 @@ def test_reinstalled_by_another_release() -> None:
     assert judge(plain(STRANGE, record=STRANGE), APPLIED).state is PatchState.REINSTALLED
 
 
+def test_a_rollback_that_is_not_closed_yet_replaced_no_package() -> None:
+    """Its bytes are the original's before its revision counts; nobody reinstalled anything."""
+    pending = replace(ROLLED_BACK, status="pending")
+    assert judge(plain(), APPLIED, pending).state is PatchState.PRISTINE
+
+
 def test_does_not_fit_is_an_installed_file_without_a_site() -> None:
     """A release whose select_experts has another shape."""
     assert judge(plain(fits=False)).state is PatchState.DOES_NOT_FIT
