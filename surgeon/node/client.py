@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
     from surgeon.node.transport import Completed, Transport
 
+# The system's own first: it needs nothing but the standard library, and the first python3 on PATH is often a version
+# manager's shim, which takes longer to start than the agent takes to answer.
 INTERPRETERS = (
-    "python3",
     "/usr/bin/python3",
+    "python3",
     "/usr/local/bin/python3",
     "/opt/venv/bin/python3",
     "/opt/conda/bin/python3",
