@@ -138,7 +138,7 @@ def _carry_out(node: Node, seen: Survey, planned: Plan, options: Options, observ
             if isinstance(outcome, gates.Failed):
                 raise undo.GateDown(outcome)
             gates_passed, result = outcome.gates, outcome.smoke
-        if attempt.revision is not None:
+        if attempt.revision is not None and planned.restart:
             passed = [g.to_json() for g in gates_passed]
             node.call(
                 "finish", {"site_id": site_id, "revision": attempt.revision, "status": "applied", "gates": passed}
@@ -190,11 +190,13 @@ def commit(node: Node, seen: Survey, planned: Plan, observer: Observer, attempt:
                     for f in planned.files
                 ],
                 "interpreter": seen.installed.python,
-                "beacon_dir": {"uid": seen.server.uid if seen.server else None},
+                "last": not planned.restart,
             },
             deadline_s=60.0,
         )
         attempt.revision = int(answer["revision"])
+        if not planned.restart:
+            node.lease = None
         for written in answer["files"]:
             _assert_written(planned, written)
         step.done(f"revision {attempt.revision}, read back and byte-compiled")

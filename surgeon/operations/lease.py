@@ -62,7 +62,8 @@ def held(node: Node, survey: Survey, observer: Observer, *, break_lock: bool = F
     finally:
         # A connection that is already cut cannot release; the lease then ends by itself.
         with suppress(SurgeonError):
-            node.call("lease", {"action": "release", "site_id": site_id})
+            if node.lease is not None:
+                node.call("lease", {"action": "release", "site_id": site_id})
         node.lease = None
 
 

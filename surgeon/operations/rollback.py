@@ -224,9 +224,12 @@ def _carry_out(
                     },
                     "files": [{"path": f.path, "present": [f.present], "restore": f.restore} for f in planned.files],
                     "interpreter": seen.installed.python,
+                    "last": not planned.restart,
                 },
                 deadline_s=60.0,
             )
+            if not planned.restart:
+                node.lease = None
             revision = int(answer["revision"])
             sha256 = next((f["after"] for f in answer["files"] if f["path"] == planned.path), sha256)
             step.done(f"revision {revision}, read back: topk.py is {sha256[:12]}")
@@ -241,7 +244,7 @@ def _carry_out(
         passed = outcome.gates
         failed = outcome if isinstance(outcome, gates.Failed) else None
         result = outcome.smoke if isinstance(outcome, gates.Passed) else None
-    if revision is not None:
+    if revision is not None and planned.restart:
         node.call(
             "finish",
             {

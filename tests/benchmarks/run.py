@@ -105,7 +105,7 @@ def pairs(folder: Path, lab: dict[str, str], playbook: Path) -> list[Pair]:
     book.write_text(PLAYBOOK, encoding="utf-8")
     hosts = folder / "hosts"
     hosts.write_text(
-        f"lab ansible_python_interpreter=auto_silent ansible_ssh_common_args='-F {lab['ssh_config']}'\n",
+        f"lab ansible_python_interpreter={lab['python']} ansible_ssh_common_args='-F {lab['ssh_config']}'\n",
         encoding="utf-8",
     )
     (target,) = Path(lab["python"]).parent.parent.glob("lib/python*/site-packages/sglang/srt/layers/moe/topk.py")

@@ -185,6 +185,9 @@ def _perform(
                 closing = dict(record, status="failed", finished=time.time(), note=str(error))
                 ledger.append(folder, closing)
         raise
+    if args.get("last"):
+        ledger.append(folder, dict(record, status="applied", finished=time.time(), gates=[]))
+        lease.let_go(folder, context)
     return {"revision": record["revision"], "files": record["files"], "swept": swept}
 
 
@@ -195,7 +198,8 @@ def commit(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
     Args:
         args: ``site_id``; ``record``, free fields of the ledger's record; ``files``, each with ``path``, ``b64``
             (None removes), ``expect`` (a sha256; None when nothing may be there) and ``like`` (whose mode and owner
-            to take; None for the file's own); ``interpreter``, which compiles the modules among them.
+            to take; None for the file's own); ``interpreter``, which compiles the modules among them; ``last``:
+            nothing follows, so close the revision as applied and let the lease go, all in this one round trip.
         context: must hold the lease.
 
     Returns:

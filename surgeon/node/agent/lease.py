@@ -93,6 +93,16 @@ def _acquire(folder: str, args: Dict[str, Any], context: Context) -> Dict[str, A
     return dict(_take(folder, args), took_over=public(held))
 
 
+def let_go(folder: str, context: Context) -> bool:
+    """Remove the lease if it is the client's; return whether it was."""
+    held = current(folder)
+    ours = held is not None and held["token"] == context.lease
+    if ours:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, "lease.json"))
+    return ours
+
+
 @verb("lease")
 def lease(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
     """Acquire, renew, release or break the lease of a site.
@@ -121,10 +131,5 @@ def lease(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
             held = current(folder)
             return dict(_take(folder, args), broke=public(held))
         if action == "release":
-            held = current(folder)
-            ours = held is not None and held["token"] == context.lease
-            if ours:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(folder, "lease.json"))
-            return {"released": ours}
+            return {"released": let_go(folder, context)}
     raise AgentError("usage", "A lease can be acquired, renewed, released or broken, not {!r}.".format(action))
