@@ -54,7 +54,8 @@ class Session:
         with connect(self.target) as node:
             yield node
             if self.sink.verbose:
-                self.sink.note(f"{node.transport.round_trips} round trips to {node.transport.name}")
+                plural = "" if node.transport.round_trips == 1 else "s"
+                self.sink.note(f"{node.transport.round_trips} round trip{plural} to {node.transport.name}")
 
 
 _COMMON: dict[str, Any] = {
