@@ -97,6 +97,9 @@ def run(
             return Outcome("declined", planned)
     if not options.break_lock:
         settle.refuse_if_busy(seen)
+    if planned is not None and not planned.restart and not settle.unsteady(seen):
+        # Nothing to settle and nothing to follow: the write itself takes the lease and lets it go.
+        return _carry_out(node, seen, planned, options, observer)
     with lease.held(node, seen, observer, break_lock=options.break_lock):
         now, settled = undo.settle_all(node, seen, patch, observer, ready_s=options.ready_s)
         if planned is None or now is not seen:
@@ -191,6 +194,7 @@ def commit(node: Node, seen: Survey, planned: Plan, observer: Observer, attempt:
                 ],
                 "interpreter": seen.installed.python,
                 "last": not planned.restart,
+                "lease": lease.claim() if node.lease is None else None,
             },
             deadline_s=60.0,
         )

@@ -32,6 +32,12 @@ def whoami() -> tuple[str, str]:
     return user, socket.gethostname()
 
 
+def claim() -> dict[str, Any]:
+    """Who asks for the lease, and for how long."""
+    user, host = whoami()
+    return {"owner": user, "host": host, "pid": os.getpid(), "ttl_s": TTL_S}
+
+
 @contextmanager
 def held(node: Node, survey: Survey, observer: Observer, *, break_lock: bool = False) -> Iterator[None]:
     """Hold the lease of this site-packages; it is let go on the way out, whatever happens.
@@ -40,16 +46,9 @@ def held(node: Node, survey: Survey, observer: Observer, *, break_lock: bool = F
         LockedError: somebody else holds it.
     """
     site_id = survey.installed.site_id
-    user, host = whoami()
     present = survey.ledger.lease
-    request: dict[str, Any] = {
-        "action": "acquire",
-        "site_id": site_id,
-        "owner": user,
-        "host": host,
-        "pid": os.getpid(),
-        "ttl_s": TTL_S,
-    }
+    host = whoami()[1]
+    request = {"action": "acquire", "site_id": site_id, **claim()}
     if break_lock and present is not None:
         observer.warn(f"breaking the lease of {present.describe()}")
         request["action"] = "break"

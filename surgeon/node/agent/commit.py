@@ -199,8 +199,9 @@ def commit(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
         args: ``site_id``; ``record``, free fields of the ledger's record; ``files``, each with ``path``, ``b64``
             (None removes), ``expect`` (a sha256; None when nothing may be there) and ``like`` (whose mode and owner
             to take; None for the file's own); ``interpreter``, which compiles the modules among them; ``last``:
-            nothing follows, so close the revision as applied and let the lease go, all in this one round trip.
-        context: must hold the lease.
+            nothing follows, so close the revision as applied and let the lease go, all in this one round trip;
+            ``lease``: take the lease first, with what ``lease acquire`` takes, and let it go if the write fails.
+        context: must hold the lease, unless the args take it.
 
     Returns:
         ``revision``; ``files`` with ``before``, ``after``, ``mode``, ``uid``, ``gid`` and ``nlink``; ``swept``, the
@@ -212,8 +213,16 @@ def commit(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
     """
     folder = site_of(args, context)
     with locked(folder, context):
+        alone = args.get("lease")
+        if alone:
+            context.lease = str(lease.acquire(folder, alone, context)["token"])
         holder = lease.require(folder, context)
-        return _perform(args, context, folder, plan_commit(args.get("files") or []), holder)
+        try:
+            return _perform(args, context, folder, plan_commit(args.get("files") or []), holder)
+        except BaseException:
+            if alone:
+                lease.let_go(folder, context)
+            raise
 
 
 @verb("restore")

@@ -79,7 +79,8 @@ def _take(folder: str, args: Dict[str, Any]) -> Dict[str, Any]:
     return lease
 
 
-def _acquire(folder: str, args: Dict[str, Any], context: Context) -> Dict[str, Any]:
+def acquire(folder: str, args: Dict[str, Any], context: Context) -> Dict[str, Any]:
+    """Take the lease if nobody living holds it; the args are those of the verb."""
     held = current(folder)
     if held is not None and context.lease == held["token"]:
         return dict(require(folder, context), took_over=None)
@@ -124,7 +125,7 @@ def lease(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
     action = args.get("action")
     with locked(folder, context):
         if action == "acquire":
-            return _acquire(folder, args, context)
+            return acquire(folder, args, context)
         if action == "renew":
             return require(folder, context, args.get("ttl_s"))
         if action == "break":
