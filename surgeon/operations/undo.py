@@ -111,8 +111,18 @@ def _interrupted(node: Node, seen: Survey, planned: Plan, attempt: Attempt, obse
     observer.warn("interrupted: putting everything back (once more Ctrl-C leaves it to the next command)")
     try:
         if attempt.writing and attempt.revision is None:
-            attempt.revision = _pending(node, seen)
+            try:
+                attempt.revision = _pending(node, seen)
+            except LockedError:
+                if planned.restart:
+                    raise
+                # A write that nothing follows closes its revision and lets the lease go in the same breath.
+                observer.warn("too late to stop the write, which is done and closed; `surgeon rollback` takes it back")
+                return
         _way_back(node, seen, planned, attempt, observer, ready_s, ("interrupted", (), ""))
+    except (UnreachableError, LockedError) as error:
+        error.advice = attempt.left()
+        raise
     except KeyboardInterrupt:
         observer.warn(f"left as it is: {attempt.left()}")
         raise

@@ -23,10 +23,9 @@ def assert_as_before(bed: Bed) -> None:
     ("faults", "words"),
     [
         ({"never_listens": True}, ("port: not reached within 3 s",)),
-        ({"dies": True, "start_s": 1.2, "die_log": CUDA_OOM}, ("the server's process has ended", "out of memory")),
         ({"beacon_hash": "0" * 64}, ("runs patch 000000000000; expected ",)),
     ],
-    ids=["never-ready", "dies", "runs-other-code"],
+    ids=["never-ready", "runs-other-code"],
 )
 def test_a_gate_that_fails_rolls_back_and_says_why(
     serving: Bed, faults: dict[str, Any], words: tuple[str, ...]
@@ -45,15 +44,14 @@ def test_a_gate_that_fails_rolls_back_and_says_why(
 
 def test_a_server_that_comes_up_neither_way_is_left_to_a_person_with_what_to_do(serving: Bed) -> None:
     """Exit 11: the bytes are back, and it is the server that does not start; the next restart starts it again."""
-    serving.fake.behave(dies=True, die_log=CUDA_OOM)
+    serving.fake.behave(dies=True, start_s=1.2, die_log=CUDA_OOM)
     answer = serving.apply()
     assert answer.code == 11, answer
     assert "the bytes from before are back, but the server does not become ready with them either" in answer.stderr
     assert "out of memory" in answer.stderr
     assert "try:" in answer.stderr
     assert serving.is_original()
-    assert "is not running; the next apply, rollback or restart" in serving.status()["unfinished"]
-    serving.fake.behave(dies=False)
+    serving.fake.behave(dies=False, start_s=0.0)
     assert serving.restart().code == 0
     assert_as_before(serving)
 
