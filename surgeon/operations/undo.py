@@ -13,7 +13,7 @@ from surgeon.operations import gates, lease, settle, survey
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from surgeon.ledger.records import Gate
+    from surgeon.ledger.records import Gate, Ledger
     from surgeon.node.client import Node
     from surgeon.operations.observer import Observer
     from surgeon.operations.plan import Plan
@@ -114,7 +114,7 @@ def _interrupted(node: Node, seen: Survey, planned: Plan, attempt: Attempt, obse
             try:
                 attempt.revision = _pending(node, seen)
             except LockedError:
-                if planned.restart:
+                if planned.restart or _ledger(node, seen).lease is not None:
                     raise
                 # A write that nothing follows closes its revision and lets the lease go in the same breath.
                 observer.warn("too late to stop the write, which is done and closed; `surgeon rollback` takes it back")
@@ -155,8 +155,12 @@ def _pending(node: Node, seen: Survey) -> int | None:
     site_id = seen.installed.site_id
     # The agent goes on with a commit whose client has turned away, and holds the site's lock until it is done.
     lease.renew(node, site_id, deadline_s=_COMMIT_DEADLINE_S)
-    left = parse_ledger(node.call("ledger", {"site_id": site_id})).pending
+    left = _ledger(node, seen).pending
     return left.revision if left else None
+
+
+def _ledger(node: Node, seen: Survey) -> Ledger:
+    return parse_ledger(node.call("ledger", {"site_id": seen.installed.site_id}))
 
 
 def _way_back(
