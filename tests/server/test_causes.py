@@ -46,7 +46,7 @@ LOGS: dict[str, str] = {
     "shared-library": "ImportError: libnvrtc.so.13: cannot open shared object file: No such file or directory\n",
     "arguments": "launch_server.py: error: unrecognized arguments: --disable-piecewise-cuda-graph\n",
     "model-not-found": "OSError: org/glm is not a local folder and is not a valid model identifier listed on the hub\n",
-    "disk-full": "OSError: [Errno 28] No space left on device: '/root/.cache/flashinfer/x.o'\n",
+    "disk-full": "OSError: [Errno 28] No space left on device: '/home/me/.cache/flashinfer/x.o'\n",
     "import": "Traceback (most recent call last):\nModuleNotFoundError: No module named 'partial_json_parser'\n",
     "not-implemented": TRACE + "NotImplementedError: nope for this quantization\n",
     "device-assert": "RuntimeError: CUDA error: device-side assert triggered\n",
