@@ -74,7 +74,7 @@ def resolve(given: Settings, *, profile: str | None = None, environ: Mapping[str
     if settings.host is None:
         raise UsageError(
             "no node is named: expected --host NAME, SURGEON_HOST, or a host in surgeon.toml; found none",
-            advice="try `surgeon lab up`, then `--host lab`; or name a host of your ssh configuration",
+            advice="name a host of your ssh configuration; or `surgeon lab up`, then --host lab",
             where="--host",
         )
     if settings.host == LAB_HOST:

@@ -73,11 +73,7 @@ def _render(found: Outcome, *, verbose: bool) -> Sequence[RenderableType]:
                 lines += [f"    [dim]{describe.escape(e)}[/dim]" for e in check.evidence]
                 lines += [f"    {describe.escape(check.advice)}"] if check.advice else []
     if hidden:
-        lines.append(f"[dim]and {hidden} more of their kind; --verbose shows them[/dim]")
-    if found.baseline is None and found.saved is None:
-        lines.append(
-            "[dim]no baseline is saved: when the server runs well, `surgeon verify-env --save` records one[/dim]"
-        )
+        lines.append(f"[dim]and {hidden} more; --verbose shows them[/dim]")
     if found.saved is not None:
         exceptions = f", {len(found.saved.exceptions)} unmet pins as meant so" if found.saved.exceptions else ""
         lines.append(f"[green]saved[/green]: {len(found.saved.versions)} packages{exceptions}")

@@ -87,8 +87,7 @@ def check_drift(snapshot: Snapshot, baseline: Baseline | None) -> list[Check]:
             Check(
                 "baseline",
                 Severity.INFO,
-                "no baseline is saved for this environment",
-                advice="when the server runs well, `surgeon verify-env --save` records what is installed",
+                "no baseline is saved: when the server runs well, `surgeon verify-env --save` records one",
             )
         ]
     present = snapshot.installed()

@@ -220,8 +220,9 @@ def _dial(config: HostConfig, timeout_s: float) -> socket.socket:
     try:
         sock = socket.create_connection((config.hostname, config.port), timeout_s)
     except socket.gaierror as error:
+        name = config.hostname if config.hostname == config.alias else f"{config.hostname} of {config.alias}"
         raise UnreachableError(
-            f"The name {config.hostname} of {config.alias} cannot be resolved: {error.strerror}.",
+            f"The name {name} cannot be resolved: {error.strerror}.",
             advice="Check the name, or add a Host entry to the ssh configuration.",
             where=config.alias,
         ) from error
