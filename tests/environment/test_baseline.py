@@ -73,7 +73,7 @@ def test_without_a_baseline_the_way_to_save_one_is_said() -> None:
     """Never a pass: there was nothing to compare with."""
     (check,) = check_drift(snapshot(WORKING), None)
     assert (check.id, check.severity) == ("baseline", Severity.INFO)
-    assert "--save" in check.advice
+    assert "verify-env --save" in check.title
 
 
 def test_the_spelling_of_a_name_is_no_drift() -> None:
