@@ -222,6 +222,17 @@ def starting(seconds: float) -> None:
         time.sleep(0.1)
 
 
+def linger(*_: object) -> None:
+    """End the main thread alone: the process is a zombie to look at, and its last thread still holds the port."""
+
+    def leave() -> None:
+        time.sleep(BEHAVIOUR["linger_s"])
+        os._exit(0)
+
+    threading.Thread(target=leave).start()
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+
+
 def main() -> None:
     """Be the launcher."""
     port, ranks = int(value_of("--port", "30000")), int(value_of("--tp", "1"))
@@ -231,6 +242,8 @@ def main() -> None:
     compile((MOE / "topk.py").read_bytes(), str(MOE / "topk.py"), "exec")
     if BEHAVIOUR["ignore_term"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if BEHAVIOUR["linger_s"]:
+        signal.signal(signal.SIGTERM, linger)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     workers = []
     for rank in range(ranks - BEHAVIOUR["missing_workers"]):

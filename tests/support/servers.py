@@ -87,6 +87,7 @@ class Behaviour:
         die_log: the last words.
         die_on_generate: whether it dies so at the first generation.
         ignore_term: whether launcher and children ignore SIGTERM.
+        linger_s: seconds for which a last thread holds the port after SIGTERM has ended the launcher's main thread.
         orphan: whether one more scheduler is started that no parent owns.
         missing_workers: how many ranks are not started.
         hang_after: how many generations are answered before all hang; None for no end.
@@ -110,6 +111,7 @@ class Behaviour:
     die_log: str = "RuntimeError: it died"
     die_on_generate: bool = False
     ignore_term: bool = False
+    linger_s: float = 0.0
     orphan: bool = False
     missing_workers: int = 0
     hang_after: int | None = None
