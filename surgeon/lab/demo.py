@@ -73,7 +73,7 @@ def _measure(console: Console) -> float:
     passes = recorder.record(
         int(lab["port"]),
         paths().recordings,
-        lambda: generate(int(lab["port"]), IN_FLIGHT, input_len=96, max_new_tokens=32, seed=7),
+        lambda: generate(int(lab["port"]), IN_FLIGHT, input_len=96, max_new_tokens=32, seed=7, temperature=1.0),
         python=Path(lab["python"]),
         top_k=TOP_K,
     )

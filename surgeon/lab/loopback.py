@@ -89,7 +89,14 @@ def post(port: int, path: str, body: dict[str, Any] | None = None, *, timeout_s:
 
 
 def generate(
-    port: int, n: int, *, input_len: int = 64, max_new_tokens: int = 32, seed: int = 0, timeout_s: float = 300.0
+    port: int,
+    n: int,
+    *,
+    input_len: int = 64,
+    max_new_tokens: int = 32,
+    seed: int = 0,
+    temperature: float = 0.0,
+    timeout_s: float = 300.0,
 ) -> list[Completion]:
     """Have n greedy requests with random prompts in flight together, all of which run to their full length.
 
@@ -102,6 +109,8 @@ def generate(
         input_len: prompt tokens of each.
         max_new_tokens: completion tokens of each.
         seed: of the prompts; another seed gives prompts that no cache has seen.
+        temperature: 0 is greedy, where a random model soon repeats itself and rows of a batch resemble each other;
+            1 keeps the rows of a batch independent, which formulas of T assume.
         timeout_s: seconds for all of them.
 
     Returns:
@@ -112,7 +121,7 @@ def generate(
     """
     numbers = random.Random(seed)  # noqa: S311 - prompts, not secrets
     prompts = [[numbers.randrange(_VOCABULARY) for _ in range(input_len)] for _ in range(n)]
-    parameters = {"temperature": 0.0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+    parameters = {"temperature": temperature, "max_new_tokens": max_new_tokens, "ignore_eos": True}
     body = {"input_ids": prompts, "sampling_params": parameters}
     answers = json.loads(post(port, "/generate", body, timeout_s=timeout_s))
     return [

@@ -25,11 +25,11 @@ SEEDS = range(11, 15)
 
 
 def decode(lab: lifecycle.Description, seeds: range) -> tuple[recorder.Pass, ...]:
-    """The recorded decode passes of IN_FLIGHT rows, over several sets of prompts: greedy ones repeat themselves."""
+    """The recorded decode passes of IN_FLIGHT rows, over several sampled sets of prompts: rows stay independent."""
 
     def load() -> None:
         for seed in seeds:
-            generate(lab.port, IN_FLIGHT, input_len=96, max_new_tokens=32, seed=seed)
+            generate(lab.port, IN_FLIGHT, input_len=96, max_new_tokens=32, seed=seed, temperature=1.0)
 
     passes = recorder.record(
         lab.port,
@@ -103,7 +103,7 @@ def test_apply_thins_out_decode_and_rollback_brings_every_byte_back(
     assert not list(path.parent.glob("_surgeon*"))
     assert not list(path.parent.glob(".*surgeon*"))
     restored = recorder.mean_active(decode(lab, SEEDS), rows=IN_FLIGHT)
-    assert restored == pytest.approx(unpatched, rel=0.02)
+    assert restored == pytest.approx(unpatched, rel=0.04)
 
 
 def test_a_varied_correction_bias_is_ranked_with_and_not_weighted_with(

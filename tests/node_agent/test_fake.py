@@ -18,7 +18,7 @@ def test_the_smoke_benchmark_runs_against_it(fake: FakeServer, node: Node) -> No
     """Every request whole, tokens by the server's count."""
     fake.start()
     load = Load(prompts=6, input_len=4, output_len=5, concurrency=3)
-    argv = [str(fake.root / "result.jsonl"), *load.argv(port=fake.port, model=str(fake.model))]
+    argv = load.argv(port=fake.port, model=str(fake.model))
     ran = node.call("run", {"pid": fake.pid, "code": CODE, "argv": argv})
     result = read_run(ran["stdout"], ran["stderr"], ran["returncode"], load, when=0.0, patched="", version="0.5.9")
     assert result.problems == ()

@@ -21,8 +21,8 @@ def running(*, sglang: str = "0.5.23", ranks: int = 1, bias: float = 0.0, fresh:
 
 
 def generate(port: int, n: int, input_len: int = 64, max_new_tokens: int = 32, seed: int = 0) -> list[int]:
-    """Have n greedy requests with random prompts in flight; the server's completion tokens of each."""
-    done = loopback.generate(port, n, input_len=input_len, max_new_tokens=max_new_tokens, seed=seed)
+    """Have n sampled requests with random prompts in flight; the server's completion tokens of each."""
+    done = loopback.generate(port, n, input_len=input_len, max_new_tokens=max_new_tokens, seed=seed, temperature=1.0)
     return [completion.tokens for completion in done]
 
 
