@@ -49,9 +49,9 @@ class Session:
         """A connection to it, closed on the way out."""
         from surgeon.node.client import connect
 
-        # Parsing needs LibCST, which takes longer to import than a node takes to answer: do both at once.
-        threading.Thread(target=importlib.import_module, args=("surgeon.surgery",), daemon=True).start()
         with connect(self.target) as node:
+            # Parsing needs LibCST, which takes as long to import as a node takes to answer the survey: do both at once.
+            threading.Thread(target=importlib.import_module, args=("surgeon.surgery",), daemon=True).start()
             yield node
             if self.sink.verbose:
                 plural = "" if node.transport.round_trips == 1 else "s"

@@ -96,9 +96,16 @@ class Parsed:
         Raises:
             Unmappable: those lines are not what the tree says.
         """
+        before = b"".join(self.lines[:top]).decode(self.encoding)
+        block = function.body
+        index = next((place for place, one in enumerate(block.body) if one is statement), 0)
+        if index and isinstance(block, cst.IndentedBlock):
+            # A statement of the function's own body: what stands above it is written out without a walk of the tree.
+            head = function.with_changes(body=block.with_changes(body=block.body[:index], footer=()))
+            return self._count(self.module.code_for_node(head), before)
         marked = function.deep_replace(statement, statement.with_changes(leading_lines=[_marked_line()]))
         above = self.module.code_for_node(marked).partition(_MARK)[0].rstrip(" \t\f")
-        return self._count(above, b"".join(self.lines[:top]).decode(self.encoding))
+        return self._count(above, before)
 
     def _count(self, text: str, before: str) -> int:
         whole = before + text
