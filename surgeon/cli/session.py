@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,8 +48,6 @@ class Session:
         from surgeon.node.client import connect
 
         with connect(self.target) as node:
-            # Parsing needs LibCST, which takes as long to import as a node takes to answer the survey: do both at once.
-            threading.Thread(target=importlib.import_module, args=("surgeon.surgery",), daemon=True).start()
             yield node
             if self.sink.verbose:
                 plural = "" if node.transport.round_trips == 1 else "s"

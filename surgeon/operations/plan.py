@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from surgeon.errors import DoesNotFitError, ForeignEditError, SurgeonError, UsageError
 from surgeon.ledger.state import FileFacts, PatchState, Verdict, judge_disk, judge_live
-from surgeon.operations import proof
+from surgeon.operations import memory, proof
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +85,7 @@ def examine(survey: Survey, patch: Patch) -> Findings:
     from surgeon import surgery
 
     file = survey.file
-    located = surgery.locate(file.source)
+    located = memory.locate(file.source)
     grafted = located if isinstance(located, surgery.AlreadyGrafted) else None
     beside = {str(f["path"]): f.get("sha256") for f in survey.beside.values() if f}
     runtime = survey.beside_path(f"{patch.module}.py")
@@ -226,6 +226,7 @@ def cut(source: bytes, patch: Patch, path: str) -> tuple[bytes, Grafted]:
     try:
         grafted_before = isinstance(surgery.locate(source), surgery.AlreadyGrafted)
         original = surgery.ungraft(source) if grafted_before else source
+        memory.locate(original)
         return original, surgery.graft(original, spec)
     except SurgeonError as error:
         error.message = f"{path}: {error.message}"

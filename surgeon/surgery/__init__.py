@@ -4,9 +4,9 @@ from surgeon.surgery.display import excerpt, unified_diff
 from surgeon.surgery.functions import Function, functions
 from surgeon.surgery.graft import Grafted, graft, ungraft
 from surgeon.surgery.live_path import CannotTell, NotReached, Reached, live_path
-from surgeon.surgery.locate import AlreadyGrafted, Ambiguous, Found, Line, NotFound, Outcome, locate
+from surgeon.surgery.locate import know, locate
 from surgeon.surgery.markers import GraftSpec
-from surgeon.surgery.parse import Unparsable
+from surgeon.surgery.outcomes import AlreadyGrafted, Ambiguous, Found, Line, NotFound, Outcome, Unparsable
 
 __all__ = [
     "AlreadyGrafted",
@@ -25,6 +25,7 @@ __all__ = [
     "excerpt",
     "functions",
     "graft",
+    "know",
     "live_path",
     "locate",
     "ungraft",

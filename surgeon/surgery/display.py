@@ -7,7 +7,7 @@ import io
 import tokenize
 from typing import TYPE_CHECKING
 
-from surgeon.surgery.parse import split_bom, split_lines
+from surgeon.surgery.text import split_bom, split_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

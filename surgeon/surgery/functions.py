@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from surgeon.errors import DoesNotFitError
-from surgeon.surgery.recipes import FUNCTION
+from surgeon.surgery.outcomes import FUNCTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from surgeon.errors import DoesNotFitError, ForeignEditError
 from surgeon.surgery import markers
-from surgeon.surgery.locate import AlreadyGrafted, Ambiguous, Found, Line, NotFound, locate
-from surgeon.surgery.parse import Unparsable, parse, split_bom, split_lines
+from surgeon.surgery.locate import locate
+from surgeon.surgery.outcomes import AlreadyGrafted, Ambiguous, Found, Line, NotFound, Unparsable
+from surgeon.surgery.text import split_bom, split_lines
 
 if TYPE_CHECKING:
     from surgeon.surgery.markers import GraftSpec
@@ -138,6 +139,8 @@ def _prove_place(grafted: Grafted, tree: ast.Module) -> None:
 
 def _prove_by_libcst(grafted: Grafted) -> None:
     """For a file whose syntax is newer than the Python that runs surgeon; the node compiles it again anyway."""
+    from surgeon.surgery.parse import parse
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from surgeon.surgery.leaf import leaf_function
-from surgeon.surgery.recipes import FUNCTION
+from surgeon.surgery.outcomes import FUNCTION
 from surgeon.surgery.situation import Situation, situation
 
 if TYPE_CHECKING:

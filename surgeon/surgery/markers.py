@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from surgeon.errors import UsageError
-from surgeon.surgery.parse import split_bom, split_lines
+from surgeon.surgery.text import split_bom, split_lines
 
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 _TRACE = re.compile(rb"[ \t\f]*#[ \t]*(?:>>>|<<<)[ \t]*surgeon\b")

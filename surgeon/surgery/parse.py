@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import functools
 import warnings
 from dataclasses import dataclass
@@ -10,25 +9,13 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from surgeon.surgery.outcomes import Unparsable
+from surgeon.surgery.text import split_bom, split_lines
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MARK = "# \u27e8here\u27e9"
-
-
-@dataclass(frozen=True)
-class Unparsable:
-    """LibCST cannot read the file, so nothing may be cut into it.
-
-    Attributes:
-        reason: what was expected and what was found.
-        line: where LibCST gave up, counted from 1; None if it did not say.
-        text: that line, decoded with replacement; may be empty.
-    """
-
-    reason: str
-    line: int | None
-    text: str
 
 
 class Unmappable(Exception):  # noqa: N818 - not an error of the user's: locate answers it as Unparsable
@@ -119,25 +106,6 @@ class Parsed:
 
 def _marked_line() -> cst.EmptyLine:
     return cst.EmptyLine(comment=cst.Comment(_MARK))
-
-
-def split_lines(source: bytes) -> tuple[bytes, ...]:
-    r"""Lines as Python's tokenizer sees them, each with its own line end: ``\n``, ``\r\n`` or ``\r``.
-
-    Args:
-        source: text in an encoding that extends ASCII.
-    """
-    return tuple(source.splitlines(keepends=True))
-
-
-def split_bom(source: bytes) -> tuple[bytes, bytes]:
-    """The UTF-8 byte order mark, or nothing, and the rest.
-
-    Args:
-        source: a file's bytes.
-    """
-    bom = codecs.BOM_UTF8 if source.startswith(codecs.BOM_UTF8) else b""
-    return bom, source[len(bom) :]
 
 
 @functools.lru_cache(maxsize=1)

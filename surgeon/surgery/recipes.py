@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from surgeon.surgery.outcomes import IDS, WEIGHTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-FUNCTION = "select_experts"
-IDS = "topk_ids"
-WEIGHTS = "topk_weights"
-LOGITS = "router_logits"
 
 
 @dataclass(frozen=True)
