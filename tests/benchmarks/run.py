@@ -1,7 +1,8 @@
 """Speed where people wait, as ratios measured side by side: ``make bench``.
 
 Each pair is run interleaved on this machine, so that what else runs on it slows both; the median counts. Absolute times
-differ between machines and are shown only to judge the ratios by. The lab is brought up if it is not.
+differ between machines and are shown only to judge the ratios by. The lab is brought up if it is not. One run of each
+goes unmeasured: it leaves the agent on the node, the site in the cache and bytecode beside the modules.
 
     surgeon --help                            against a Typer app of two commands: at most 1.3
     surgeon inspect topk --host lab           against ``ssh HOST true``: at most 5
