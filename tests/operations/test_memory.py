@@ -30,9 +30,10 @@ print(json.dumps({"libcst": "libcst" in sys.modules, "site": {**asdict(site), "b
 @pytest.fixture
 def topk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A real topk.py, and a cache of its own."""
-    monkeypatch.setenv("SURGEON_CACHE_DIR", str(tmp_path / "cache"))
     path = tmp_path / "topk.py"
     path.write_bytes(wheels.member("0.5.9", "sglang/srt/layers/moe/topk.py"))
+    # Only now: wheels are kept in the shared cache.
+    monkeypatch.setenv("SURGEON_CACHE_DIR", str(tmp_path / "cache"))
     return path
 
 
