@@ -16,6 +16,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from surgeon.lab.paths import paths
+
 HERE = Path(__file__).resolve().parent
 WIDTH = 118
 # From the first of these to the second nothing is drawn.
@@ -79,7 +81,7 @@ def kept(lines: list[str]) -> list[str]:
 
 def shortened(line: str) -> str:
     """Without this machine's cache folder: the picture is of any machine."""
-    return re.sub(r"/[^\s:(]*?/surgeon/lab/", "~/.cache/surgeon/lab/", line)
+    return line.replace(str(paths().root), "~/.cache/surgeon")
 
 
 if __name__ == "__main__":
