@@ -26,7 +26,7 @@ K_MAX = 4  # refill stops at so many experts of a row; 0, or k and more, is k
 BUDGET = 5  # experts that the core is filled up to; 0 is the union alone
 UTILITY = 6  # OWN_TOPK or ALL: what the budget goes by
 SCHEDULE = 8  # here begins the table of k0 by the number of rows that hold tokens: 0, 1, 2 .. MAX_ROWS, and more
-MAX_ROWS = 512
+MAX_ROWS = 4096
 POLICY_SIZE = SCHEDULE + MAX_ROWS + 2
 
 NATIVE, STRICT, NONE = 0, 1, 2
