@@ -20,8 +20,9 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $@
 
+# Two workers: one has the lab, the other the tests that start servers of their own (tests/conftest.py).
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 demo: $(STAMP)
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m surgeon.lab.demo

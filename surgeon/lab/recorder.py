@@ -1,7 +1,8 @@
 """What the server's own recorder saw: which experts each forward pass used.
 
 sglang's expert-distribution recorder (0.5.23 runs it on the CPU, 0.5.9 does not) counts routed tokens per layer and
-expert in every pass. It knows nothing of surgeon, so it proves a patch from outside.
+expert in every pass. It knows nothing of surgeon, so it proves a patch from outside. Here torch itself reads the
+recordings, which tests hold ``surgeon.bench.torch_file`` against.
 """
 
 from __future__ import annotations
@@ -10,46 +11,24 @@ import json
 import subprocess
 import time
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from surgeon.bench.active import uniform as expected_active
+from surgeon.bench.recording import Pass
 from surgeon.errors import SurgeonError
 from surgeon.lab import loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+__all__ = ["Pass", "expected_active", "mean_active", "read", "record"]
+
 _READER = Path(__file__).with_name("recording_reader.py")
 _READ_TIMEOUT_S = 300
 _WRITE_TIMEOUT_S = 30.0
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One forward pass as one rank recorded it.
-
-    Attributes:
-        pass_id: the server's number of the pass.
-        rank: number of the recording, of which each tensor-parallel rank writes one. On the CPU sglang 0.5.23 calls
-            every rank 0, so recordings are numbered in the order in which they were written.
-        rows: tokens in the batch.
-        layers: indices of the layers that routed, in order; dense layers are left out.
-        counts: for each of those layers, the tokens that each expert got.
-    """
-
-    pass_id: int
-    rank: int
-    rows: int
-    layers: tuple[int, ...]
-    counts: tuple[tuple[int, ...], ...]
-
-    @property
-    def active(self) -> tuple[int, ...]:
-        """Experts with at least one token, per layer: the T of the OEA paper."""
-        return tuple(sum(count > 0 for count in layer) for layer in self.counts)
 
 
 def record(
@@ -148,16 +127,3 @@ def mean_active(passes: Sequence[Pass], *, rows: int = 16) -> float:
             advice="Keep as many requests in flight as rows are wanted, and let them run longer.",
         )
     return fmean(active)
-
-
-def expected_active(experts: int, top_k: int, rows: int) -> float:
-    """Expected number of active experts when every expert is equally likely and tokens are independent.
-
-    ``E * (1 - (1 - k/E) ** B)``; for 64 experts, top-8 and 16 rows it is 56.4.
-
-    Args:
-        experts: routed experts per layer (E).
-        top_k: experts per token (k).
-        rows: tokens in the batch (B).
-    """
-    return experts * (1 - (1 - top_k / experts) ** rows)

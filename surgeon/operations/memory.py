@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 from surgeon import surgery
 
 if TYPE_CHECKING:
-    from surgeon.surgery import Outcome
+    from surgeon.surgery import Outcome, Place
 
 
-def locate(source: bytes) -> Outcome:
+def locate(source: bytes, place: Place = surgery.EXPERTS) -> Outcome:
     """As :func:`surgeon.surgery.locate`, without a search where an earlier one found the site in this very file."""
-    path = _place(source)
+    path = _kept(source, place)
     site = _read(path)
     if site is not None:
-        surgery.know(source, site)
-        return surgery.locate(source)
-    outcome = surgery.locate(source)
+        surgery.know(source, site, place)
+        return surgery.locate(source, place)
+    outcome = surgery.locate(source, place)
     if isinstance(outcome, surgery.Found):
         # A cache that cannot be written is only slower.
         with suppress(OSError):
@@ -36,7 +36,7 @@ def locate(source: bytes) -> Outcome:
     return outcome
 
 
-def _place(source: bytes) -> Path:
+def _kept(source: bytes, place: Place) -> Path:
     import platformdirs
 
     chosen = os.environ.get("SURGEON_CACHE_DIR")
@@ -44,6 +44,7 @@ def _place(source: bytes) -> Path:
     code = hashlib.sha256()
     for module in sorted(Path(surgery.__file__).parent.glob("*.py")):
         code.update(module.read_bytes())
+    code.update(place.name.encode())
     return root / "sites" / f"{hashlib.sha256(code.digest() + source).hexdigest()}.json"
 
 

@@ -7,8 +7,12 @@ from surgeon.surgery.live_path import CannotTell, NotReached, Reached, live_path
 from surgeon.surgery.locate import know, locate
 from surgeon.surgery.markers import GraftSpec
 from surgeon.surgery.outcomes import AlreadyGrafted, Ambiguous, Found, Line, NotFound, Outcome, Unparsable
+from surgeon.surgery.places import EXPERTS, FORWARD, PLACES, Place
 
 __all__ = [
+    "EXPERTS",
+    "FORWARD",
+    "PLACES",
     "AlreadyGrafted",
     "Ambiguous",
     "CannotTell",
@@ -20,6 +24,7 @@ __all__ = [
     "NotFound",
     "NotReached",
     "Outcome",
+    "Place",
     "Reached",
     "Unparsable",
     "excerpt",

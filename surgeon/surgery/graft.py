@@ -1,4 +1,4 @@
-"""Cut a call into topk.py and take it out again, byte for byte."""
+"""Cut a call into one of sglang's files and take it out again, byte for byte."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def graft(source: bytes, spec: GraftSpec) -> Grafted:
         DoesNotFitError: there is no site; with code "already-grafted" if surgeon's own graft is there.
         ForeignEditError: surgeon's marks are damaged, or the runtime's name is in use without marks.
     """
-    site = locate(source)
+    site = locate(source, spec.place)
     if not isinstance(site, Found):
         _refuse(site)
     _refuse_stray_name(source, spec.module)
@@ -110,14 +110,14 @@ def _prove(grafted: Grafted) -> None:
     kept = (line for number, line in enumerate(split_lines(rest), 1) if number not in inserted)
     _insist(bom + b"".join(kept) == grafted.source, "the lines outside the graft are not the source's")
     _insist(ungraft(grafted.result) == grafted.source, "taking the graft out does not give the source back")
-    answer = locate(grafted.result)
+    answer = locate(grafted.result, grafted.spec.place)
     _insist(isinstance(answer, AlreadyGrafted) and not answer.problem, "the graft does not find itself again")
     try:
         with warnings.catch_warnings():
             # Warnings about the file's own code are its authors' business.
             warnings.simplefilter("ignore")
             tree = ast.parse(grafted.result)
-            compile(tree, "topk.py", "exec", dont_inherit=True)
+            compile(tree, grafted.spec.place.file, "exec", dont_inherit=True)
     except SyntaxError:
         _prove_by_libcst(grafted)
     else:
@@ -126,15 +126,25 @@ def _prove(grafted: Grafted) -> None:
 
 def _prove_place(grafted: Grafted, tree: ast.Module) -> None:
     imports, call = grafted.inserted
-    function = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == grafted.site.function), None)
+    place = grafted.spec.place
+    scope: list[ast.stmt] = tree.body
+    if place.owner is not None:
+        owner = next((n for n in scope if isinstance(n, ast.ClassDef) and n.name == place.owner), None)
+        scope = owner.body if owner is not None else []
+    function = next((n for n in scope if isinstance(n, ast.FunctionDef) and n.name == place.function), None)
     _insist(function is not None, "the function is gone")
     above = [n for n in tree.body if n.lineno in imports]
     inside = [n for n in function.body if n.lineno in call] if function is not None else []
-    after = [n.lineno for n in function.body if n.lineno >= call.stop] if function is not None else []
+    after = [first for n in function.body if (first := _first_line(n)) >= call.stop] if function is not None else []
     _insist(len(above) == 1 and isinstance(above[0], ast.ImportFrom), "the import is not at module level")
     _insist(len(inside) == 1 and isinstance(inside[0], ast.If), "the call is not a statement of the function")
     shift = len(imports) + len(call)
     _insist(after[:1] == [grafted.site.line + shift], "the call is not right before its anchor")
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _prove_by_libcst(grafted: Grafted) -> None:
@@ -175,13 +185,13 @@ def _refuse(outcome: AlreadyGrafted | NotFound | Ambiguous | Unparsable) -> NoRe
             shown = f" Nearest: {_show(outcome.nearest)}." if outcome.nearest else ""
             raise DoesNotFitError(
                 f"{outcome.reason} Expected: {'; or '.join(outcome.expected)}.{shown} {_KEEP}",
-                advice="This revision of sglang needs a new recipe; report it with its topk.py.",
+                advice="This revision of sglang needs a new recipe; report it with this file.",
                 where=f"line {outcome.nearest[0].number}" if outcome.nearest else "",
             )
         case Ambiguous():
             raise DoesNotFitError(
                 f"{outcome.reason} Found: {_show(outcome.candidates)}. {_KEEP}",
-                advice="This revision of sglang needs a new recipe; report it with its topk.py.",
+                advice="This revision of sglang needs a new recipe; report it with this file.",
                 where=f"line {outcome.candidates[0].number}" if outcome.candidates else "",
             )
         case Unparsable():

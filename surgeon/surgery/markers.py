@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from surgeon.errors import UsageError
+from surgeon.surgery.places import EXPERTS, PLACES, Place
 from surgeon.surgery.text import split_bom, split_lines
 
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
@@ -13,9 +14,9 @@ _TRACE = re.compile(rb"[ \t\f]*#[ \t]*(?:>>>|<<<)[ \t]*surgeon\b")
 _BEGIN = re.compile(rf"# >>> surgeon ({_WORD}) ({_WORD}) ({_WORD}): removed by `surgeon rollback`")
 _IMPORT = re.compile(r"from ([\w.]+) import (\w+)")
 _TEST = re.compile(r"if (\w+)\.(\w+):")
-_CALL = re.compile(r"topk_weights, topk_ids = (\w+)\.(\w+)\(")
+_NAMES = r"\w+(?:, \w+)*"
+_CALL = re.compile(rf"(?:({_NAMES}) = )?(\w+)\.(\w+)\((?:({_NAMES})\))?")
 _WANT = re.compile(r"(\w+)=(\w+),")
-_POSITIONAL = ("topk_weights", "topk_ids", "router_logits")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class GraftSpec:
         function: the function of it that is called.
         flag: the attribute of it that must be true for the call to happen.
         wants: names to pass on as keyword arguments where they are bound.
+        place: where the call goes; it says what the call gets by position and which names its answer replaces.
 
     Raises:
         UsageError: a field would not make valid Python or a readable marker.
@@ -44,13 +46,14 @@ class GraftSpec:
     function: str = "route"
     flag: str = "active"
     wants: tuple[str, ...] = ()
+    place: Place = EXPERTS
 
     def __post_init__(self) -> None:
         """Refuse what could not be found again in the file, or would not compile."""
         identifiers = (*self.package.split("."), self.module, self.function, self.flag, *self.wants)
         bad = [name for name in identifiers if not name.isidentifier() or not name.isascii()]
         bad += [w for w in (self.patch, self.version, self.stamp) if not re.fullmatch(_WORD, w, re.ASCII)]
-        bad += [name for name in self.wants if self.wants.count(name) > 1 or name in _POSITIONAL]
+        bad += [name for name in self.wants if self.wants.count(name) > 1 or name in self.place.needs]
         if bad:
             raise UsageError(
                 f"A graft needs plain names, each once; found {bad[0]!r}.",
@@ -124,15 +127,14 @@ def call_block(spec: GraftSpec, indent: str, step: str, newline: str) -> str:
         step: what one more level adds.
         newline: the line end to use.
     """
-    arguments = (*(f"{name}," for name in _POSITIONAL), *(f"{name}={name}," for name in spec.wants))
-    lines = (
-        _begin(spec),
-        f"if {spec.module}.{spec.flag}:",
-        f"{step}topk_weights, topk_ids = {spec.module}.{spec.function}(",
-        *(f"{step}{step}{argument}" for argument in arguments),
-        f"{step})",
-        _end(spec),
-    )
+    names = ", ".join(spec.place.assigns)
+    call = f"{names} = {spec.module}.{spec.function}(" if names else f"{spec.module}.{spec.function}("
+    if spec.wants:
+        arguments = (*(f"{name}," for name in spec.place.needs), *(f"{name}={name}," for name in spec.wants))
+        written = (call, *(f"{step}{argument}" for argument in arguments), ")")
+    else:
+        written = (f"{call}{', '.join(spec.place.needs)})",)
+    lines = (_begin(spec), f"if {spec.module}.{spec.flag}:", *(step + line for line in written), _end(spec))
     return "".join(indent + line + newline for line in lines)
 
 
@@ -194,8 +196,11 @@ class _Reader:
         call = _CALL.fullmatch(inside[1]) if len(inside) > 1 else None
         if call is None:
             return self._broken("the call of the patch is expected", begin + 2)
-        offset = 2 + len(_POSITIONAL)
-        wants = [_WANT.fullmatch(text) for text in inside[offset:-1]]
+        place = next((place for place in PLACES if ", ".join(place.assigns) == (call[1] or "")), None)
+        if place is None:
+            return self._broken("the call of the patch is expected", begin + 2)
+        offset = 2 + len(place.needs)
+        wants = [_WANT.fullmatch(text) for text in inside[offset:-1]] if call[4] is None else []
         for number, want in enumerate(wants, begin + 1 + offset):
             if want is None or want[1] != want[2]:
                 return self._broken("an argument `name=name,` is expected", number)
@@ -206,9 +211,10 @@ class _Reader:
                 named.stamp,
                 package=imported[1],
                 module=imported[2],
-                function=call[2],
+                function=call[3],
                 flag=test[2],
                 wants=tuple(want[1] for want in wants if want is not None),
+                place=place,
             )
         except UsageError as error:
             return self._broken(error.message, begin)

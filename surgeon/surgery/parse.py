@@ -72,12 +72,12 @@ class Parsed:
             return None
         return len(split_lines(text[:place].encode(self.encoding)))
 
-    def start_in(self, function: cst.FunctionDef, top: int, statement: cst.BaseStatement) -> int:
-        """How many lines stand above a statement inside a function, its leading comments not counted.
+    def start_in(self, function: cst.FunctionDef | cst.ClassDef, top: int, statement: cst.BaseStatement) -> int:
+        """How many lines stand above a statement inside a function or class, its leading comments not counted.
 
         Args:
-            function: a top-level function of the module.
-            top: how many lines stand above the function, by `start`.
+            function: a top-level function or class of the module.
+            top: how many lines stand above it, by `start`.
             statement: a statement anywhere inside it.
 
         Raises:

@@ -1,8 +1,8 @@
-"""Where a patch of the expert selection can go in: an ordered registry of recipes, one per family of releases.
+"""Where a patch can go in: an ordered registry of recipes, one per place and family of releases.
 
-A recipe knows one anchor, a statement of `select_experts` that takes the selected experts further. The graft goes in
-right before it. Recipes are asked in order; one whose trace is in the function, though not as it should be, stops the
-search, because a later anchor would then see experts that something has already changed.
+A recipe knows one anchor, a statement in the place's function; the graft goes in right before it. Recipes of a place
+are asked in order; one whose trace is in the function, though not as it should be, stops the search, because a later
+anchor would then see experts that something has already changed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,30 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from surgeon.surgery.outcomes import IDS, WEIGHTS
+from surgeon.surgery.places import EXPERTS, FORWARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from surgeon.surgery.places import Place
+
+
+@dataclass(frozen=True)
+class BeforeCall:
+    """Right before the statement that makes a certain call.
+
+    Attributes:
+        callee: the function or method whose call is the trace of this anchor.
+        match: whether a small statement is the anchor.
+    """
+
+    callee: str
+    match: Callable[[cst.BaseSmallStatement], bool]
+
+
+@dataclass(frozen=True)
+class AtEntry:
+    """Before the first statement of the body, after a docstring: on every path, whatever the body does."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +45,18 @@ class Recipe:
 
     Attributes:
         name: short name, shown to people and kept in the ledger.
+        place: whose recipe it is.
         releases: the sglang releases it was seen to fit.
         anchor: the statement it looks for, in words.
-        callee: the function or method whose call is the trace of this anchor.
-        match: whether a small statement is the anchor.
+        where: how it is found.
         why: why the site is right before it.
     """
 
     name: str
+    place: Place
     releases: str
     anchor: str
-    callee: str
-    match: Callable[[cst.BaseSmallStatement], bool]
+    where: BeforeCall | AtEntry
     why: str
 
 
@@ -45,11 +66,11 @@ class Fits:
 
     Attributes:
         index: which statement of the function's body it is.
-        statement: the line it stands on.
+        statement: that statement.
     """
 
     index: int
-    statement: cst.SimpleStatementLine
+    statement: cst.BaseStatement
 
 
 @dataclass(frozen=True)
@@ -81,26 +102,54 @@ def judge(recipe: Recipe, function: cst.FunctionDef) -> Fits | Silent | Blocked:
 
     Args:
         recipe: the recipe.
-        function: `select_experts`.
+        function: the function of the recipe's place.
     """
-    traces = _Traces(recipe.callee)
+    match recipe.where:
+        case BeforeCall() as call:
+            return _judge_call(recipe, call, function)
+        case AtEntry():
+            return _judge_entry(recipe, function)
+
+
+def _judge_call(recipe: Recipe, call: BeforeCall, function: cst.FunctionDef) -> Fits | Silent | Blocked:
+    traces = _Traces(call.callee)
     function.body.visit(traces)
     if not traces.statements:
-        return Silent(f"`{recipe.callee}` is not called in it")
+        return Silent(f"`{call.callee}` is not called in it")
     places = tuple(traces.statements)
     if len(places) > 1:
-        return Blocked(f"`{recipe.callee}` is called {len(places)} times", places)
+        return Blocked(f"`{call.callee}` is called {len(places)} times", places)
     for index, statement in enumerate(function.body.body):
         if statement is not places[0] or not isinstance(statement, cst.SimpleStatementLine):
             continue
         if len(statement.body) > 1:
-            return Blocked(f"the call of `{recipe.callee}` shares its line with other statements", places)
-        if not recipe.match(statement.body[0]):
-            return Blocked(f"`{recipe.callee}` is called, but not as {recipe.anchor}", places)
+            return Blocked(f"the call of `{call.callee}` shares its line with other statements", places)
+        if not call.match(statement.body[0]):
+            return Blocked(f"`{call.callee}` is called, but not as {recipe.anchor}", places)
         return Fits(index, statement)
     return Blocked(
-        f"`{recipe.callee}` is called inside a nested block, so some selections would pass by the site", places
+        f"`{call.callee}` is called inside a nested block, so some selections would pass by the site", places
     )
+
+
+def _judge_entry(recipe: Recipe, function: cst.FunctionDef) -> Fits | Silent:
+    needs = recipe.place.needs
+    params = function.params
+    first = tuple(parameter.name.value for parameter in (*params.posonly_params, *params.params))[: len(needs)]
+    if first != needs:
+        return Silent(f"its first parameters are ({', '.join(first)}), not ({', '.join(needs)})")
+    for index, statement in enumerate(function.body.body):
+        if isinstance(statement, cst.BaseStatement) and not (index == 0 and _is_docstring(statement)):
+            return Fits(index, statement)
+    return Silent("it has nothing but a docstring in it")
+
+
+def _is_docstring(statement: cst.BaseStatement) -> bool:
+    match statement:
+        case cst.SimpleStatementLine(body=[cst.Expr(value=cst.SimpleString() | cst.ConcatenatedString())]):
+            return True
+        case _:
+            return False
 
 
 class _Traces(cst.CSTVisitor):
@@ -169,21 +218,38 @@ def _records_selected(statement: cst.BaseSmallStatement) -> bool:
 RECIPES: tuple[Recipe, ...] = (
     Recipe(
         name="before-post-process",
+        place=EXPERTS,
         releases="0.5.10 to 0.5.23",
         anchor=(
             "an assignment of `topk_ids, topk_weights, ...` from "
             "`_post_process_topk_ids(topk_ids=topk_ids, topk_weights=topk_weights, ...)`"
         ),
-        callee="_post_process_topk_ids",
-        match=_assigns_post_processed,
+        where=BeforeCall("_post_process_topk_ids", _assigns_post_processed),
         why="ids are still logical there; afterwards they are remapped to physical experts and masked",
     ),
     Recipe(
         name="before-recorder",
+        place=EXPERTS,
         releases="0.4.9 to 0.5.9",
         anchor="a statement `....on_select_experts(topk_ids=topk_ids)`",
-        callee="on_select_experts",
-        match=_records_selected,
+        where=BeforeCall("on_select_experts", _records_selected),
         why="the recorder then counts what the experts really get",
     ),
+    Recipe(
+        name="at-entry",
+        place=FORWARD,
+        releases="0.4.6 to 0.5.23",
+        anchor="the first statement of `ModelRunner.forward(self, forward_batch, ...)`",
+        where=AtEntry(),
+        why="every pass begins there, whether a CUDA graph is replayed for it or not",
+    ),
 )
+
+
+def recipes_of(place: Place) -> tuple[Recipe, ...]:
+    """The recipes of one place, in the order in which they are asked.
+
+    Args:
+        place: the place.
+    """
+    return tuple(recipe for recipe in RECIPES if recipe.place == place)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surgeon.errors import DoesNotFitError, ForeignEditError, UsageError
-from surgeon.surgery import AlreadyGrafted, Found, GraftSpec, graft, locate, ungraft, unified_diff
+from surgeon.surgery import FORWARD, AlreadyGrafted, Found, GraftSpec, graft, locate, ungraft, unified_diff
 
 SPEC = GraftSpec("oea", "0.1.0", "0123456789ab", wants=("top_k", "layer_id", "renormalize"))
 PLAIN = b"""import os
@@ -52,6 +52,46 @@ def test_the_graft_reads_like_this() -> None:
     assert grafted.result == GRAFTED
     assert grafted.spec.wants == ("top_k", "renormalize")
     assert grafted.inserted == (range(4, 9), range(11, 21))
+
+
+RUNNER = b"""class ModelRunner:
+  def forward(self, forward_batch):
+    return self.model(forward_batch)
+"""
+ANNOUNCED = b"""# >>> surgeon oea 0.1.0 0123456789ab: removed by `surgeon rollback`
+from sglang.srt.layers.moe import _surgeon_oea
+# <<< surgeon oea
+
+
+class ModelRunner:
+  def forward(self, forward_batch):
+    # >>> surgeon oea 0.1.0 0123456789ab: removed by `surgeon rollback`
+    if _surgeon_oea.active:
+      _surgeon_oea.announce(self, forward_batch)
+    # <<< surgeon oea
+    return self.model(forward_batch)
+"""
+
+
+def test_the_graft_in_a_method_reads_like_this() -> None:
+    """A call without an answer and without keyword arguments stands on one line, indented as the class is."""
+    spec = GraftSpec("oea", "0.1.0", "0123456789ab", function="announce", place=FORWARD)
+    assert graft(RUNNER, spec).result == ANNOUNCED
+    assert ungraft(ANNOUNCED) == RUNNER
+    outcome = locate(ANNOUNCED, FORWARD)
+    assert isinstance(outcome, AlreadyGrafted)
+    assert outcome.problem == ""
+    mistaken = locate(ANNOUNCED)
+    assert isinstance(mistaken, AlreadyGrafted)
+    assert mistaken.problem == "a graft in `select_experts` is expected, this one is `ModelRunner.forward`'s"
+
+
+def test_a_damaged_call_in_a_method_is_a_foreign_edit() -> None:
+    """What the call gets is part of the marked lines."""
+    with pytest.raises(ForeignEditError, match=r"`_surgeon_oea\.announce\(self, forward_batch\)` is expected"):
+        ungraft(ANNOUNCED.replace(b"announce(self, forward_batch)", b"announce(self, None)"))
+    with pytest.raises(ForeignEditError, match="the call of the patch is expected"):
+        ungraft(ANNOUNCED.replace(b"_surgeon_oea.announce", b"x = _surgeon_oea.announce"))
 
 
 _NEWLINES = st.sampled_from(["\n", "\r\n", "\r"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surgeon.errors import DoesNotFitError
-from surgeon.surgery import Ambiguous, Found, GraftSpec, NotFound, Unparsable, excerpt, graft, locate
+from surgeon.surgery import FORWARD, Ambiguous, Found, GraftSpec, NotFound, Unparsable, excerpt, graft, locate
 
 POST = "    topk_ids, topk_weights = _post_process_topk_ids(topk_ids=topk_ids, topk_weights=topk_weights)\n"
 RECORD = "    recorder().on_select_experts(topk_ids=topk_ids)\n"
@@ -64,7 +64,7 @@ def test_no_select_experts_shows_what_is_called_alike() -> None:
         (HEAD.replace("topk_weights, topk_ids =", "topk_ids =") + RECORD + TAIL, "`topk_weights` may not be bound"),
         (HEAD.replace("router_logits, top_k", "top_k") + RECORD + TAIL, "`router_logits` may not be bound"),
         (HEAD + "    if top_k:\n        del topk_ids\n" + RECORD + TAIL, "`topk_ids` may not be bound"),
-        (HEAD + TAIL, "none of the statements that a recipe looks for"),
+        (HEAD + TAIL, "No recipe fits `select_experts`"),
     ],
 )
 def test_each_refusal_says_why(text: str, reason: str) -> None:
@@ -140,3 +140,86 @@ def test_an_excerpt_shows_the_lines_around() -> None:
     source = "# coding: latin-1\r\nx = 'é'\r\ny = 2\r\nz = 3".encode("latin-1")
     assert excerpt(source, 2, 1) == ((1, "# coding: latin-1"), (2, "x = 'é'"), (3, "y = 2"))
     assert excerpt(source, 4, 1) == ((3, "y = 2"), (4, "z = 3"))
+
+
+RUNNER = """import torch
+
+
+# of the class
+class ModelRunner:
+    forward_pass_id = 0
+
+    def forward(self, forward_batch, skip=False):
+        # of the statement
+        self.forward_pass_id += 1
+        return self.model(forward_batch)
+"""
+
+
+def test_the_forward_pass_begins_below_its_head() -> None:
+    """In a method, the graft goes above the first statement with its comments, and the import above the class's."""
+    site = locate(RUNNER.encode(), FORWARD)
+    assert isinstance(site, Found)
+    lines = RUNNER.splitlines()
+    assert (site.recipe, site.function) == ("at-entry", "ModelRunner.forward")
+    assert lines[site.line - 1] == site.text == "        self.forward_pass_id += 1"
+    assert lines[site.site - 1] == "        # of the statement"
+    assert lines[site.import_site - 1] == "# of the class"
+    assert (site.indent, site.step) == ("        ", "    ")
+    assert site.bound == {"self", "forward_batch", "skip"}
+
+
+def test_the_forward_pass_begins_after_a_docstring() -> None:
+    """A docstring stays the first thing in the method; a string further down is not one."""
+    head = "        # of the statement\n"
+    for text, first in (
+        (f'        """Run a pass."""\n{head}', "self.forward"),
+        ("        x = 1\n        'no'\n", "x = 1"),
+    ):
+        site = locate(RUNNER.replace(head, text).encode(), FORWARD)
+        assert isinstance(site, Found)
+        assert site.text.strip().startswith(first)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (RUNNER.replace("ModelRunner", "ModelRunnerBase"), "defines no class `ModelRunner`"),
+        (RUNNER.replace("def forward(", "def forward_pass("), "defines no function `forward`"),
+        (
+            RUNNER.replace("forward_batch,", "batch,"),
+            "its first parameters are (self, batch), not (self, forward_batch)",
+        ),
+        (RUNNER.replace("    def forward", "    @staticmethod\n    def forward"), "`forward` is decorated"),
+        (RUNNER.replace("    def forward", "    async def forward"), "coroutine"),
+        (RUNNER.replace("class Model", "@wrapped\nclass Model"), "`ModelRunner` is decorated"),
+        ("class ModelRunner: pass\n", "one line"),
+        ("from elsewhere import ModelRunner\n", "from elsewhere"),
+        ("def ModelRunner(): pass\n", "a class at module level is expected"),
+    ],
+)
+def test_each_refusal_of_a_method_says_why(text: str, reason: str) -> None:
+    """What does not fit is refused with the reason, what was expected, and a line that is really there."""
+    outcome = locate(text.encode(), FORWARD)
+    assert isinstance(outcome, NotFound)
+    assert reason in outcome.reason
+    assert outcome.expected
+    for line in outcome.nearest:
+        assert text.splitlines()[line.number - 1] == line.text
+    with pytest.raises(DoesNotFitError, match="left as it is"):
+        graft(text.encode(), GraftSpec("oea", "0.1.0", "0123456789ab", function="announce", place=FORWARD))
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (RUNNER + "\n    def forward(self, forward_batch):\n        pass\n", [8, 13]),
+        (RUNNER + "\n    forward = wrapped(forward)\n", [8, 13]),
+        (RUNNER + "\n\nModelRunner.forward = wrapped(ModelRunner.forward)\n", [8, 14]),
+    ],
+)
+def test_two_methods_are_one_too_many(text: str, lines: list[int]) -> None:
+    """A second definition, and a rebinding in the class or from outside: each is shown, and none is taken."""
+    outcome = locate(text.encode(), FORWARD)
+    assert isinstance(outcome, Ambiguous)
+    assert [line.number for line in outcome.candidates] == lines

@@ -14,7 +14,9 @@ import pytest
 
 from surgeon.errors import DoesNotFitError
 from surgeon.surgery import (
+    FORWARD,
     AlreadyGrafted,
+    Found,
     Grafted,
     GraftSpec,
     NotFound,
@@ -24,7 +26,7 @@ from surgeon.surgery import (
     ungraft,
     unified_diff,
 )
-from surgeon.surgery.locate import locate as cached_locate
+from surgeon.surgery.locate import _locate
 from surgeon.surgery.parse import parse
 from tests.support.wheels import Wild, arguments_of, caller_locals, definition, member, runnable
 
@@ -213,6 +215,29 @@ def test_a_grafted_file_says_so(version: str) -> None:
     assert caught.value.code == "already-grafted"
 
 
+@edges
+def test_a_pass_is_announced_before_anything_else(version: str) -> None:
+    """In every family, ModelRunner.forward is there once, plain, and takes the batch first; the call is its first."""
+    spec = GraftSpec("oea", "0.1.0", "0123456789ab", function="announce", place=FORWARD)
+    source = member(version, f"sglang/{FORWARD.file}")
+    grafted = graft(source, spec)
+    assert ungraft(grafted.result) == source
+    (before, after) = (_method(text, "ModelRunner", "forward") for text in (source, grafted.result))
+    assert before.decorator_list == []
+    assert [argument.arg for argument in before.args.args][:2] == ["self", "forward_batch"]
+    assert ast.unparse(after.body[0]) == "if _surgeon_oea.active:\n    _surgeon_oea.announce(self, forward_batch)"
+    assert [ast.dump(node) for node in after.body[1:]] == [ast.dump(node) for node in before.body]
+    assert grafted.site.line == before.body[0].lineno
+    assert grafted.site.bound == {argument.arg for argument in before.args.args}
+    assert not isinstance(locate(source), Found)
+
+
+def _method(source: bytes, owner: str, name: str) -> ast.FunctionDef:
+    (node,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == owner]
+    (found,) = [inner for inner in node.body if isinstance(inner, ast.FunctionDef) and inner.name == name]
+    return found
+
+
 def test_a_release_before_the_first_family_is_refused_with_what_is_there() -> None:
     """0.4.6 calls its recorder differently; the refusal shows that line."""
     outcome = locate(member("0.4.6"))
@@ -226,7 +251,7 @@ def test_locate_graft_and_diff_are_quick() -> None:
     """On the longest topk.py there is, the three together stay well under two seconds of processor time."""
     source = member("0.5.23")
     parse.cache_clear()
-    cached_locate.cache_clear()
+    _locate.cache_clear()
     start = time.process_time()
     assert "_surgeon_oea.route(" in unified_diff(source, graft(source, SPEC).result, "topk.py")
     assert time.process_time() - start < 1.5
