@@ -46,6 +46,7 @@ class Patch:
         runtime: the module's bytes, the hash filled in.
         hash: sha256 (hex) over every module and all that shapes the grafts; beacons report it.
         announce: the runtime's function that is told of each forward pass; empty if the patch has none.
+        announce_flag: the attribute of the runtime that must be true for that call to happen.
         parts: the modules that the runtime imports, in the order of patch.toml.
     """
 
@@ -60,6 +61,7 @@ class Patch:
     runtime: bytes = field(repr=False)
     hash: str
     announce: str = ""
+    announce_flag: str = "active"
     parts: tuple[Module, ...] = ()
 
     @property
@@ -104,6 +106,13 @@ class Patch:
                     said[name] = spec["default"]
         known = {name: value for name, value in (base or {}).items() if name in self.settings}
         return {**self.settings, **known, **said}
+
+    def k0s(self, settings: Mapping[str, Any]) -> list[tuple[int, str]]:
+        """Every k0 that these settings name, with the option that says it: the one number, or those of a schedule."""
+        for name, spec in self.specs.items():
+            if spec["type"] == "schedule" and settings.get(name):
+                return [(int(k0), option_of(name)) for _, _, k0 in settings[name]]
+        return [(int(settings["k0"]), option_of("k0"))]
 
     def say(self, settings: Mapping[str, Any]) -> str:
         """Settings in one line, for people: how many experts are kept, and whatever else is not at its default."""
@@ -258,5 +267,6 @@ def load(name: str) -> Patch:
         runtime=runtime.replace(_UNSET, f'PATCH_HASH = "{digest}"'.encode()),
         hash=digest,
         announce=about.get("announce", {}).get("function", ""),
+        announce_flag=about.get("announce", {}).get("flag", target["flag"]),
         parts=parts,
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from surgeon import __version__
-from surgeon.cli import apply, bench, environment, history, hosts, inspect, lab, server
+from surgeon.cli import apply, bench, environment, history, hosts, inspect, lab, server, settings
 from surgeon.cli.group import SurgeonGroup
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def _root(
 
 inspect.register(app)
 apply.register(app)
+settings.register(app)
 history.register(app)
 environment.register(app)
 server.register(app)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from surgeon.cli.options import with_settings
 from surgeon.cli.session import Session, with_session
 
 if TYPE_CHECKING:
@@ -37,14 +38,10 @@ def register(app: typer.Typer) -> None:
 
 @group.command("oea")
 @with_session("apply oea")
+@with_settings("oea", switch=False)
 def oea(
     session: Session,
-    k0: Annotated[int | None, typer.Option("--k0", min=1, help="Experts each token keeps of its own, 1..k.")] = None,
-    refill: Annotated[
-        str | None, typer.Option("--refill", help="native (fall through to own next-best) or strict (the paper's).")
-    ] = None,
-    min_rows: Annotated[int | None, typer.Option("--min-rows", help="Smallest batch that is re-routed.")] = None,
-    max_rows: Annotated[int | None, typer.Option("--max-rows", help="Largest batch that is re-routed.")] = None,
+    wanted: dict[str, Any],
     yes: Yes = False,
     dry_run: DryRun = False,
     exit_code: ExitCode = False,
@@ -62,7 +59,6 @@ def oea(
     from surgeon.operations import apply
 
     patch = patches.load("oea")
-    wanted = {"k0": k0, "refill": refill, "min_rows": min_rows, "max_rows": max_rows}
     patch.check(wanted)
     if site is not None:
         if not dry_run:
@@ -139,18 +135,24 @@ def _offline(session: Session, patch: Any, wanted: dict[str, Any], site: Path, *
     from surgeon import surgery
     from surgeon.cli import describe
     from surgeon.errors import ChangesPendingError
-    from surgeon.operations import inspect
-    from surgeon.operations import plan as make_plan
+    from surgeon.operations import grafts, inspect
 
-    found = inspect.offline(site)
-    _, grafted = make_plan.cut(found.source, patch, found.path)
-    diff = surgery.unified_diff(found.source, grafted.result, found.path.lstrip("/"))
-    settings = {**patch.settings, **{k: v for k, v in wanted.items() if v is not None}}
+    found = inspect.offline(site, patch)
+    cuts = [(found.path, found.source, surgery.EXPERTS)]
+    if found.gate.exact:
+        cuts.append((found.runner_path, found.runner_source, surgery.FORWARD))
+    diff = ""
+    for path, source, place in cuts:
+        _, grafted = grafts.cut(source, patch, path, place)
+        diff += surgery.unified_diff(source, grafted.result, path.lstrip("/"))
+    settings = patch.complete(wanted)
     body = {"status": "planned", "version": found.version, "path": found.path, "settings": settings, "diff": diff}
-    unchanged = f"nothing to do: this graft is in {found.path} already"
+    body |= {"site": describe.site_json(found.located), "gate": describe.gate_json(found.gate)}
+    unchanged = f"nothing to do: this patch is in {found.path} already"
+    gate = f"decode gate: {describe.gate_text(found.gate)}"
     session.sink.answer(
-        body | {"site": describe.site_json(found.located), "unchanged": "" if diff else unchanged},
-        lambda: [_diff(diff)] if diff else [unchanged],
+        body | {"unchanged": "" if diff else unchanged},
+        lambda: [_diff(diff), gate] if diff else [unchanged],
     )
     if exit_code and diff:
         raise ChangesPendingError("there are changes to make", advice="this was a package folder; apply to a node")
@@ -172,7 +174,7 @@ def _plan(plan: Plan) -> Sequence[RenderableType]:
     ]
     if plan.live is not None:
         lines.append(f"  live path   {describe.live_text(plan.live)}")
-    lines.append(f"  decode gate {describe.GATE_NOTE}")
+    lines.append(f"  decode gate {describe.gate_text(plan.gate)}")
     for file in plan.files:
         verb = "replace" if file.expect else "add"
         lines.append(f"  {verb:<11} {describe.escape(file.path)}")
@@ -238,6 +240,7 @@ def _json(outcome: story.Outcome) -> dict[str, Any]:
         "live_path": describe.live_json(plan.live),
         "files": [{"path": f.path, "action": "replace" if f.expect else "add"} for f in plan.files],
         "diff": plan.diff,
+        "gate": describe.gate_json(plan.gate),
         "restart": plan.restart,
         "unchanged": plan.unchanged,
         "warnings": list(plan.warnings),

@@ -11,16 +11,11 @@ if TYPE_CHECKING:
     from surgeon.bench.smoke import SmokeResult
     from surgeon.ledger.records import Gate, Record
     from surgeon.ledger.state import Verdict
+    from surgeon.operations.grafts import DecodeGate
     from surgeon.operations.settle import Settled
     from surgeon.server.model import Server
     from surgeon.surgery import Outcome as Located
     from surgeon.surgery.live_path import Verdict as LivePath
-
-# What this release's decode gate is; inspect, status and the README say the same.
-GATE_NOTE = (
-    "decode is told from prefill by row count in this release (3 to 64 rows by default), "
-    "so short prefills inside that range are re-routed too"
-)
 
 _STATE_STYLE = {
     "pristine": "green",
@@ -33,6 +28,23 @@ _STATE_STYLE = {
     "does-not-fit": "red",
     "foreign-edit": "red",
 }
+
+
+def gate_text(gate: DecodeGate) -> str:
+    """How decode is told from prefill."""
+    if gate.exact:
+        return (
+            "[green]by sglang's own forward mode[/green] [dim](prefill, mixed and idle passes keep their routing)[/dim]"
+        )
+    return (
+        "[yellow]by row count only[/yellow] (3 to 64 rows by default), so short prefills inside that range are "
+        f"re-routed too [dim]({escape(gate.why)})[/dim]"
+    )
+
+
+def gate_json(gate: DecodeGate) -> dict[str, str]:
+    """The same as ``--json`` carries it: ``forward-mode`` or ``row-count``, and why not the former."""
+    return {"by": gate.name, "why": gate.why}
 
 
 def state_text(verdict: Verdict) -> str:

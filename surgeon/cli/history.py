@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from surgeon.cli.session import Session, with_session
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import typer
     from rich.console import RenderableType
@@ -60,11 +60,18 @@ def diff(session: Session) -> None:
     def render() -> Sequence[RenderableType]:
         from rich.syntax import Syntax
 
-        if not found.text:
-            return [f"no difference: {found.path} is the original [dim](compared with {found.compared_with})[/dim]"]
-        return [Syntax(found.text.rstrip("\n"), "diff", background_color="default")]
+        return [
+            Syntax(one.text.rstrip("\n"), "diff", background_color="default")
+            if one.text
+            else f"no difference: {one.path} is the original [dim](compared with {one.compared_with})[/dim]"
+            for one in found
+        ]
 
-    session.sink.answer({"path": found.path, "diff": found.text, "compared_with": found.compared_with}, render)
+    files = [{"path": one.path, "diff": one.text, "compared_with": one.compared_with} for one in found]
+    text = "".join(one.text for one in found)
+    session.sink.answer(
+        {"path": found[0].path, "diff": text, "compared_with": found[0].compared_with, "files": files}, render
+    )
 
 
 def _status(found: Status) -> Sequence[RenderableType]:
@@ -79,10 +86,8 @@ def _status(found: Status) -> Sequence[RenderableType]:
     facts.add_row("sglang", f"{found.version} [dim]({describe.escape(found.path)}, {found.sha256[:12]})[/dim]")
     facts.add_row("state", describe.state_text(found.state))
     facts.add_row("server", describe.server_text(found.server))
-    if found.settings is not None:
-        shown = {k: v for k, v in found.settings.items() if k not in {"schema", "beacon_dir"}}
-        facts.add_row("settings", ", ".join(f"{k} = {v}" for k, v in shown.items()) + " [dim](the file's)[/dim]")
-        facts.add_row("decode gate", describe.GATE_NOTE)
+    for name, text in _settings(found):
+        facts.add_row(name, text)
     if found.lease is not None:
         facts.add_row("lease", describe.escape(found.lease.describe()))
     for problem in found.problems:
@@ -90,25 +95,60 @@ def _status(found: Status) -> Sequence[RenderableType]:
     if not any(r.beacon for r in found.ranks):
         return [facts]
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("rank", "worker", "patch", "in force", "re-routed", "reported"):
+    for name in ("rank", "worker", "patch", "in force", "generation", "pass", "gate", "re-routed", "reported"):
         table.add_column(name, overflow="fold")
     for rank in found.ranks:
         table.add_row(*_rank(rank))
     return [facts, "", table]
 
 
+def _settings(found: Status) -> Iterator[tuple[str, str]]:
+    """What is said of the settings: those in force, the file's where they are others, and the decode gate."""
+    from surgeon import patches
+    from surgeon.cli import describe
+    from surgeon.operations.settings import say
+
+    if found.in_force is not None:
+        yield "in force", describe.escape(say(patches.load("oea"), found.in_force)) + _since(found.ranks)
+    if found.settings is not None and (found.in_force is None or found.differs):
+        shown = {k: v for k, v in found.settings.items() if k not in {"schema", "beacon_dir"}}
+        yield "settings", ", ".join(f"{k} = {v}" for k, v in shown.items()) + " [dim](the file's)[/dim]"
+    if found.differs:
+        yield "[yellow]differs[/yellow]", describe.escape(found.differs)
+    if found.settings is not None:
+        yield "decode gate", describe.gate_text(found.gate)
+    if found.runner_path:
+        yield "also cut", describe.escape(found.runner_path)
+
+
+def _since(ranks: tuple[Rank, ...]) -> str:
+    """From which pass on every rank has had its settings, where the ranks count passes."""
+    forced = [(rank.beacon or {}).get("in_force") or {} for rank in ranks]
+    passes = {one.get("from_pass") for one in forced}
+    if len(passes) != 1 or not next(iter(passes)):
+        return ""
+    return f" [dim](generation {forced[0].get('generation')}, from pass {forced[0]['from_pass']} on)[/dim]"
+
+
 def _rank(rank: Rank) -> tuple[str, ...]:
+    from surgeon import patches
+    from surgeon.cli import describe
+    from surgeon.operations.settings import say
+
     beacon = rank.beacon
+    title = f"{rank.title} [dim]({rank.pid})[/dim]"
     if beacon is None:
-        return ("", f"{rank.title} [dim]({rank.pid})[/dim]", "[yellow]no beacon[/yellow]", "", "", "")
-    force = beacon.get("settings") or {}
-    shown = ", ".join(f"{k} = {force[k]}" for k in ("k0", "refill", "min_rows", "max_rows") if k in force)
+        return ("", title, "[yellow]no beacon[/yellow]", *[""] * 6)
     problem = beacon.get("settings_problem")
+    shown = say(patches.load("oea"), beacon.get("settings") or {})
     return (
         str(beacon.get("rank")),
-        f"{rank.title} [dim]({rank.pid})[/dim]",
+        title,
         str(beacon.get("patch_hash", ""))[:12],
-        f"[red]{problem}[/red]" if problem else shown,
+        f"[red]{describe.escape(str(problem))}[/red]" if problem else describe.escape(shown),
+        str(beacon.get("generation", "")),
+        str(beacon.get("pass", "")),
+        str(beacon.get("gate", "")),
         "yes" if beacon.get("applied") else "[yellow]not yet[/yellow]",
         f"{time.time() - float(beacon.get('written') or 0):.0f} s ago",
     )
@@ -125,7 +165,9 @@ def _status_json(found: Status) -> dict[str, Any]:
         "state": describe.state_json(found.state),
         "server": describe.server_json(found.server),
         "settings": found.settings,
-        "gate": describe.GATE_NOTE,
+        "in_force": found.in_force,
+        "differs": found.differs,
+        "gate": describe.gate_json(found.gate),
         "ranks": [{"pid": r.pid, "title": r.title, "beacon": r.beacon} for r in found.ranks],
         "lease": found.lease.describe() if found.lease else None,
         "unfinished": found.unfinished,
@@ -136,6 +178,11 @@ def _status_json(found: Status) -> dict[str, Any]:
 def _history(records: tuple[Record, ...]) -> Sequence[RenderableType]:
     from rich.table import Table
 
+    from surgeon import patches
+    from surgeon.cli import describe
+    from surgeon.operations.settings import say
+
+    patch = patches.load("oea")
     if not records:
         return ["no revision yet: surgeon has not changed this node"]
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -151,7 +198,7 @@ def _history(records: tuple[Record, ...]) -> Sequence[RenderableType]:
             str(record.revision),
             time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)),
             what,
-            ", ".join(f"{k} = {v}" for k, v in record.settings.items() if not isinstance(v, bool)),
+            describe.escape(say(patch, record.settings)) if record.settings else "",
             f"[{style}]{record.status}[/{style}]",
             f"{record.who}@{record.came_from}" if record.came_from else record.who,
             record.note,

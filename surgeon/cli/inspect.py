@@ -33,15 +33,15 @@ def topk(
     ] = None,
 ) -> None:
     """Show where experts are chosen in the sglang on the node, and whether a patch would take effect there."""
+    from surgeon import patches
     from surgeon.operations import inspect
 
+    patch = patches.load("oea")
     if site is not None:
-        found = inspect.offline(site)
+        found = inspect.offline(site, patch)
     else:
-        from surgeon import patches
-
         with session.connect() as node:
-            found = inspect.run(node, session.target, patches.load("oea"))
+            found = inspect.run(node, session.target, patch)
     if found.unfinished:
         session.sink.warn(found.unfinished)
     session.sink.answer(_json(found), lambda: _render(found, verbose=session.sink.verbose))
@@ -77,7 +77,9 @@ def _render(found: Inspection, *, verbose: bool) -> Sequence[RenderableType]:
     facts.add_row("site", describe.site_text(found.located))
     if found.live is not None:
         facts.add_row("live path", describe.live_text(found.live))
-    facts.add_row("decode gate", describe.GATE_NOTE)
+    facts.add_row("decode gate", describe.gate_text(found.gate))
+    if found.runner is not None:
+        facts.add_row("its site", f"{describe.site_text(found.runner)} [dim]{describe.escape(found.runner_path)}[/dim]")
     parts: list[RenderableType] = [facts]
     line = _shown_line(found)
     if line:
@@ -137,7 +139,8 @@ def _json(found: Inspection) -> dict[str, Any]:
         "state": describe.state_json(found.state),
         "site": describe.site_json(found.located),
         "live_path": describe.live_json(found.live),
-        "gate": describe.GATE_NOTE,
+        "gate": describe.gate_json(found.gate),
+        "gate_site": describe.site_json(found.runner) | {"path": found.runner_path} if found.runner else None,
         "server": describe.server_json(found.server),
         "model": {
             "path": found.model,

@@ -83,7 +83,7 @@ def run(
         SurgeonError: its subclass says what was refused or failed; after GateFailedError the bytes from before are
             back and the server runs again.
     """
-    seen = survey.take(node, target, module=patch.module)
+    seen = survey.take(node, target, patch)
     if options.dry_run:
         return Outcome("planned", plan.make(seen, patch, wanted, restart=options.restart))
     planned: Plan | None = None
@@ -188,7 +188,8 @@ def commit(node: Node, seen: Survey, planned: Plan, observer: Observer, attempt:
                         "path": f.path,
                         "b64": base64.b64encode(f.content).decode() if f.content is not None else None,
                         "expect": f.expect,
-                        "like": planned.path,
+                        # What the package brings keeps its own mode and owner.
+                        "like": planned.path if f.original is None else None,
                     }
                     for f in planned.files
                 ],

@@ -30,7 +30,7 @@ def smoke(node: Node, target: Target, patch: Patch, observer: Observer, load: Lo
     Raises:
         DoesNotFitError: no server is running.
     """
-    seen = survey.take(node, target, module=patch.module, http=False)
+    seen = survey.take(node, target, patch, http=False)
     if seen.server is None:
         raise restart.no_server(seen, target)
     state = plan.examine(seen, patch).state.state

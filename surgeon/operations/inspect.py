@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surgeon.errors import DoesNotFitError, UsageError
-from surgeon.operations import plan, settle, survey
+from surgeon.operations import grafts, plan, settle, survey
 
 if TYPE_CHECKING:
     from surgeon.ledger.state import Verdict
     from surgeon.node.client import Node
     from surgeon.node.target import Target
+    from surgeon.operations.grafts import DecodeGate
     from surgeon.patches import Patch
     from surgeon.server.model import Server
     from surgeon.surgery import Function
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from surgeon.surgery.live_path import Verdict as LivePath
 
 TOPK = Path("srt/layers/moe/topk.py")
+RUNNER = Path("srt/model_executor/model_runner.py")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class Inspection:
         lines: how many lines the file has.
         unfinished: what an earlier run left undone, in one line; empty if nothing.
         top_k: k and where it was read, if a model is served.
+        gate: how the patch would tell decode from prefill here.
+        runner_path: model_runner.py, where it does; empty if this sglang has none.
+        runner: what the locator found in it; None if there is none, or the patch has no use for it.
+        runner_source: its bytes.
     """
 
     version: str
@@ -43,6 +49,10 @@ class Inspection:
     located: Located
     functions: tuple[Function, ...]
     source: bytes = field(repr=False)
+    gate: DecodeGate
+    runner_path: str = ""
+    runner: Located | None = None
+    runner_source: bytes = field(default=b"", repr=False)
     state: Verdict | None = None
     live: LivePath | None = None
     server: Server | None = None
@@ -62,7 +72,7 @@ def run(node: Node, target: Target, patch: Patch) -> Inspection:
     """
     from surgeon import surgery
 
-    seen = survey.take(node, target, module=patch.module)
+    seen = survey.take(node, target, patch)
     file = seen.file
     findings = plan.examine(seen, patch)
     return Inspection(
@@ -76,6 +86,10 @@ def run(node: Node, target: Target, patch: Patch) -> Inspection:
         located=findings.located,
         functions=surgery.functions(file.source),
         source=file.source,
+        gate=findings.gate,
+        runner_path=seen.runner.path if seen.runner else "",
+        runner=findings.runner,
+        runner_source=seen.runner.source if seen.runner else b"",
         state=findings.state,
         live=findings.live,
         server=seen.server,
@@ -88,11 +102,12 @@ def run(node: Node, target: Target, patch: Patch) -> Inspection:
     )
 
 
-def offline(site: Path) -> Inspection:
+def offline(site: Path, patch: Patch) -> Inspection:
     """Inspect an unpacked package folder: no node, no server, no ledger.
 
     Args:
         site: the folder that holds ``sglang/``, or ``sglang`` itself.
+        patch: whose sites are looked for.
 
     Raises:
         UsageError: the folder is not there, or no sglang is in it.
@@ -102,6 +117,9 @@ def offline(site: Path) -> Inspection:
     package, version = find_package(site)
     path = package / TOPK
     source = path.read_bytes()
+    other = package / RUNNER
+    runner_source = other.read_bytes() if other.is_file() else None
+    runner, gate = grafts.look_at_runner(runner_source, patch)
     return Inspection(
         version=version,
         path=str(path),
@@ -113,6 +131,10 @@ def offline(site: Path) -> Inspection:
         located=surgery.locate(source),
         functions=surgery.functions(source),
         source=source,
+        gate=gate,
+        runner_path=str(other) if runner_source is not None else "",
+        runner=runner,
+        runner_source=runner_source or b"",
     )
 
 

@@ -7,16 +7,15 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from surgeon.errors import DoesNotFitError, ForeignEditError, SurgeonError, UsageError
+from surgeon.errors import DoesNotFitError, ForeignEditError, UsageError
 from surgeon.ledger.state import FileFacts, PatchState, Verdict, judge_disk, judge_live
-from surgeon.operations import memory, proof
+from surgeon.operations import grafts, memory, proof
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from surgeon.operations.survey import Survey
+    from surgeon.operations.survey import Survey, TargetFile
     from surgeon.patches import Patch
-    from surgeon.surgery import Grafted
     from surgeon.surgery import Outcome as Located
     from surgeon.surgery.live_path import Verdict as LivePath
 
@@ -50,6 +49,7 @@ class Plan:
         files: what would be written, in the order of writing.
         restart: whether the server would be restarted.
         warnings: what a person should know before saying yes.
+        gate: how the runtime will tell decode from prefill.
     """
 
     patch: Patch = field(repr=False)
@@ -63,6 +63,7 @@ class Plan:
     restart: bool
     unchanged: str = ""
     warnings: tuple[str, ...] = ()
+    gate: grafts.DecodeGate = field(default_factory=lambda: grafts.DecodeGate(exact=True))
 
 
 @dataclass(frozen=True)
@@ -70,40 +71,61 @@ class Findings:
     """What a survey means for one patch.
 
     Attributes:
-        located: what the locator found in the file.
+        located: what the locator found in topk.py.
         state: the patch's state, the running server and its beacons included.
         live: whether the served model takes the code that is cut; None if nothing is served.
+        runner: what the locator found in model_runner.py; None if it is not there, or of no use to the patch.
+        gate: what that means for telling decode from prefill.
     """
 
     located: Located
     state: Verdict
     live: LivePath | None
+    runner: Located | None
+    gate: grafts.DecodeGate
 
 
 def examine(survey: Survey, patch: Patch) -> Findings:
-    """Judge a survey: where the site is, in which state the patch is, and whether it would be reached."""
-    from surgeon import surgery
-
+    """Judge a survey: where the sites are, in which state the patch is, and whether it would be reached."""
     file = survey.file
     located = memory.locate(file.source)
+    names = [f"{module.name}.py" for module in patch.shipped] + [f"{patch.module}.json"]
+    hashes = survey.hashes
+    beside = {path: hashes.get(path) for path in map(survey.beside_path, names)}
+    disk = judge_disk(_facts(file, located, beside), survey.ledger, stamp=patch.stamp)
+    runner, gate = grafts.look_at_runner(survey.runner.source if survey.runner else None, patch)
+    if survey.runner is not None and runner is not None:
+        other = judge_disk(_facts(survey.runner, runner, {}), survey.ledger, stamp=patch.stamp)
+        disk = _together(disk, other, survey.runner.path)
+    return Findings(located, _with_server(survey, patch, disk), _live_path(survey), runner, gate)
+
+
+def _facts(file: TargetFile, located: Located, beside: dict[str, str | None]) -> FileFacts:
+    from surgeon import surgery
+
     grafted = located if isinstance(located, surgery.AlreadyGrafted) else None
-    beside = {str(f["path"]): f.get("sha256") for f in survey.beside.values() if f}
-    runtime = survey.beside_path(f"{patch.module}.py")
-    settings = survey.beside_path(f"{patch.module}.json")
-    disk = judge_disk(
-        FileFacts(
-            path=file.path,
-            sha256=file.sha256,
-            record_sha256=file.record_sha256,
-            grafted=grafted is not None,
-            stamp=grafted.stamp if grafted else "",
-            fits=grafted is not None or isinstance(located, surgery.Found),
-            beside={runtime: beside.get(runtime), settings: beside.get(settings)},
-        ),
-        survey.ledger,
-        stamp=patch.stamp,
+    return FileFacts(
+        path=file.path,
+        sha256=file.sha256,
+        record_sha256=file.record_sha256,
+        grafted=grafted is not None,
+        stamp=grafted.stamp if grafted else "",
+        fits=grafted is not None or isinstance(located, surgery.Found),
+        beside=beside,
     )
-    return Findings(located, _with_server(survey, patch, disk), _live_path(survey))
+
+
+def _together(first: Verdict, second: Verdict, path: str) -> Verdict:
+    """One state for two files: what is wrong with the second counts where the first is as it should be.
+
+    A second file that holds no graft is no fault: an earlier version had none, or found no place there.
+    """
+    if first.state is PatchState.FOREIGN_EDIT or second.state is PatchState.DOES_NOT_FIT:
+        return first
+    graft_wrong = first.state is PatchState.APPLIED and second.state in {PatchState.STALE, PatchState.REINSTALLED}
+    if second.state is PatchState.FOREIGN_EDIT or graft_wrong:
+        return Verdict(second.state, f"{path}: {second.why}", second.revision or first.revision)
+    return first
 
 
 def _with_server(survey: Survey, patch: Patch, disk: Verdict) -> Verdict:
@@ -155,13 +177,13 @@ def make(survey: Survey, patch: Patch, wanted: Mapping[str, Any], *, restart: bo
     state = findings.state
     if state.state is PatchState.FOREIGN_EDIT:
         raise ForeignEditError(
-            f"{file.path}: {state.why}",
+            state.why if str(file.path) in state.why else f"{file.path}: {state.why}",
             advice="look at it with `surgeon diff`; reinstall the package, or put its file back, then try again",
             where=file.path,
         )
-    settings = {**patch.settings, **{k: v for k, v in wanted.items() if v is not None}}
-    warnings = [*check_settings(survey, settings), *_hard_links(survey)]
-    original, grafted = cut(file.source, patch, file.path)
+    settings = patch.complete(wanted)
+    warnings = [*check_settings(survey, patch, settings), *_hard_links(survey)]
+    cuts = grafts.cut_all(survey, patch, findings.gate)
     live = findings.live
     if isinstance(live, surgery.NotReached):
         raise DoesNotFitError(
@@ -172,17 +194,20 @@ def make(survey: Survey, patch: Patch, wanted: Mapping[str, Any], *, restart: bo
         )
     if isinstance(live, surgery.CannotTell):
         warnings.append(f"cannot tell whether the served model takes this code without {', '.join(live.missing)}")
-    if not file.writable:
-        raise DoesNotFitError(
-            f"{file.path} cannot be replaced: {file.why_not}",
-            advice="run surgeon as the owner of the package, or make its folder writable",
-            where=file.path,
-            code="read-only",
-        )
+    if not findings.gate.exact:
+        warnings.append(f"decode will be told from prefill by row count only: {findings.gate.why}")
+    for one in cuts:
+        if not one.file.writable:
+            raise DoesNotFitError(
+                f"{one.file.path} cannot be replaced: {one.file.why_not}",
+                advice="run surgeon as the owner of the package, or make its folder writable",
+                where=one.file.path,
+                code="read-only",
+            )
     serving = survey.server is not None
     if restart:
         refuse_supervised(survey)
-    files = _files(survey, patch, settings, original, grafted.result)
+    files = _files(survey, patch, settings, cuts)
     if serving and not restart:
         warnings.append("the running server keeps its old code until it is restarted")
     unchanged = ""
@@ -197,41 +222,15 @@ def make(survey: Survey, patch: Patch, wanted: Mapping[str, Any], *, restart: bo
         version=survey.installed.version,
         state=state,
         live=live,
-        diff=surgery.unified_diff(file.source, grafted.result, file.path.lstrip("/")),
+        diff="".join(
+            surgery.unified_diff(one.file.source, one.result, one.file.path.lstrip("/")) for one in reversed(cuts)
+        ),
         files=files,
         restart=restart and serving,
         unchanged=unchanged,
         warnings=tuple(warnings),
+        gate=findings.gate,
     )
-
-
-def cut(source: bytes, patch: Patch, path: str) -> tuple[bytes, Grafted]:
-    """Take an earlier graft out of a file, and put this one in.
-
-    Args:
-        source: the file as it is.
-        patch: what is cut in.
-        path: the file's, for the refusals.
-
-    Returns:
-        The file without any graft, and the grafted one.
-
-    Raises:
-        DoesNotFitError: there is no site, or the file does not parse.
-        ForeignEditError: somebody has edited the earlier graft.
-    """
-    from surgeon import surgery
-
-    spec = surgery.GraftSpec(patch=patch.name, version=patch.version, stamp=patch.stamp, wants=patch.wants)
-    try:
-        grafted_before = isinstance(surgery.locate(source), surgery.AlreadyGrafted)
-        original = surgery.ungraft(source) if grafted_before else source
-        memory.locate(original)
-        return original, surgery.graft(original, spec)
-    except SurgeonError as error:
-        error.message = f"{path}: {error.message}"
-        error.where = f"{path}, {error.where}" if error.where else path
-        raise
 
 
 def refuse_supervised(survey: Survey) -> None:
@@ -252,58 +251,70 @@ def refuse_supervised(survey: Survey) -> None:
 
 
 def _files(
-    survey: Survey, patch: Patch, settings: Mapping[str, Any], original: bytes, result: bytes
+    survey: Survey, patch: Patch, settings: Mapping[str, Any], cuts: tuple[grafts.Cut, ...]
 ) -> tuple[PlannedFile, ...]:
-    # The runtime goes first and the file that calls it last: whoever imports in between finds a whole pair.
-    file = survey.file
-    runtime_path = survey.beside_path(f"{patch.module}.py")
-    settings_path = survey.beside_path(f"{patch.module}.json")
-    runtime = survey.beside.get("runtime") or {}
-    present = survey.beside.get("settings") or {}
-    generation, same = proof.present_settings(present.get("text"), settings)
+    # What is called goes first and the files that call it last: whoever imports in between finds a whole set.
+    hashes = survey.hashes
     files: list[PlannedFile] = []
-    if runtime.get("sha256") != _sha(patch.runtime):
-        files.append(PlannedFile(runtime_path, patch.runtime, runtime.get("sha256"), None))
-    if not same:
-        content = patch.settings_file(settings, generation=generation + 1, beacon_dir=proof.beacon_dir(survey))
-        files.append(PlannedFile(settings_path, content, present.get("sha256"), None))
-    if result != file.source:
-        files.append(PlannedFile(file.path, result, file.sha256, _sha(original)))
+    for module in patch.shipped:
+        path = survey.beside_path(f"{module.name}.py")
+        if hashes.get(path) != _sha(module.content):
+            files.append(PlannedFile(path, module.content, hashes.get(path), None))
+    present = survey.beside.get("settings") or {}
+    if not proof.present_settings(present.get("text"), settings)[1]:
+        content = patch.settings_file(
+            settings, generation=proof.next_generation(survey), beacon_dir=proof.beacon_dir(survey)
+        )
+        files.append(PlannedFile(survey.beside_path(f"{patch.module}.json"), content, present.get("sha256"), None))
+    files += [
+        PlannedFile(one.file.path, one.result, one.file.sha256, _sha(one.original))
+        for one in cuts
+        if one.result != one.file.source
+    ]
     return tuple(files)
 
 
-def check_settings(survey: Survey, settings: Mapping[str, Any]) -> list[str]:
+def check_settings(survey: Survey, patch: Patch, settings: Mapping[str, Any]) -> list[str]:
     """Refuse settings that the served model or the server's environment rules out; return warnings.
 
     Raises:
-        UsageError: k0 is outside 1..k.
+        UsageError: a k0 is outside 1..k.
         DoesNotFitError: the server's environment overrides the setting.
     """
-    k0 = int(settings["k0"])
     where = (survey.model or {}).get("path")
     found = top_k(survey)
     warnings: list[str] = []
-    if found is None:
-        if k0 < 1:
-            raise UsageError(f"k0 is {k0}; expected at least 1", where="--k0")
-        warnings.append(f"k is unknown ({where or 'no model is served'}), so k0 = {k0} could not be checked against it")
-    elif not 1 <= k0 <= found[1]:
-        raise UsageError(
-            f"k0 is {k0}; expected 1..{found[1]}: this model uses k = {found[1]} experts per token "
-            f"({found[0]} in {where}/config.json)",
-            advice=f"choose --k0 below {found[1]}; {found[1]} changes nothing",
-            where="--k0",
-        )
-    if survey.server is not None:
-        override = survey.server.env.get("SGLANG_OEA_K0")
-        if override is not None and override != str(k0):
-            raise DoesNotFitError(
-                f"the server's environment sets SGLANG_OEA_K0={override}, which overrides k0 = {k0}",
-                advice="unset it where the server is started, or ask for that k0",
-                where="SGLANG_OEA_K0",
-                code="overridden",
+    for value, option in patch.k0s(settings):
+        if found is None and value < 1:
+            raise UsageError(f"k0 is {value}; expected at least 1", where=option)
+        if found is not None and not 1 <= value <= found[1]:
+            raise UsageError(
+                f"k0 is {value}; expected 1..{found[1]}: this model uses k = {found[1]} experts per token "
+                f"({found[0]} in {where}/config.json)",
+                advice=f"choose {option} below {found[1]}; {found[1]} changes nothing",
+                where=option,
             )
+    if found is None:
+        unknown = f"k is unknown ({where or 'no model is served'})"
+        warnings.append(f"{unknown}, so {patch.say(settings)} could not be checked against it")
+    refuse_override(survey, settings)
     return warnings
+
+
+def refuse_override(survey: Survey, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that SGLANG_OEA_K0 in the server's environment would win over.
+
+    Raises:
+        DoesNotFitError: with what it is set to.
+    """
+    override = survey.server.env.get("SGLANG_OEA_K0") if survey.server is not None else None
+    if override is not None and override != str(settings["k0"]):
+        raise DoesNotFitError(
+            f"the server's environment sets SGLANG_OEA_K0={override}, which overrides k0 = {settings['k0']}",
+            advice="unset it where the server is started, or ask for that k0",
+            where="SGLANG_OEA_K0",
+            code="overridden",
+        )
 
 
 def top_k(survey: Survey) -> tuple[str, int] | None:
@@ -316,7 +327,7 @@ def _hard_links(survey: Survey) -> list[str]:
     if survey.file.nlink <= 1:
         return []
     links = f"topk.py has {survey.file.nlink} hard links (uv shares files between environments)"
-    return [f"{links}; only this environment's copy is replaced, the others keep the original"]
+    return [f"{links}; only this environment's copies are replaced, the others keep the originals"]
 
 
 def _sha(content: bytes) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from surgeon.patches import Patch
 
 # Keys of the settings file that say how it was written rather than what is wanted.
-_BOOKKEEPING: Final = frozenset({"schema", "generation", "beacon_dir", "enabled"})
+_BOOKKEEPING: Final = frozenset({"schema", "generation", "beacon_dir", "at_pass"})
 
 
 def beacon_dir(survey: Survey) -> str:
@@ -33,9 +33,17 @@ def present_settings(text: str | None, wanted: Mapping[str, Any]) -> tuple[int, 
     if not isinstance(found, dict):
         return 0, False
     asked = {k: v for k, v in wanted.items() if k not in _BOOKKEEPING}
-    return int(found.get("generation") or 0), all(found.get(k) == v for k, v in asked.items()) and bool(
-        found.get("enabled", True)
-    )
+    return int(found.get("generation") or 0), all(found.get(k) == v for k, v in asked.items())
+
+
+def next_generation(survey: Survey) -> int:
+    """A number for new settings that neither the file on the node nor any living process has seen."""
+    told = [present_settings((survey.beside.get("settings") or {}).get("text"), {})[0]]
+    for beacon in survey.beacons:
+        if beacon.get("alive"):
+            words = (beacon, beacon.get("armed") or {}, beacon.get("in_force") or {})
+            told += [int(word.get("generation") or 0) for word in words]
+    return max(told) + 1
 
 
 def beacon_problems(survey: Survey, patch: Patch) -> tuple[str, ...]:

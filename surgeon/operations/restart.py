@@ -48,7 +48,7 @@ def run(
         DriftError: what is installed now would not start; the running server is left alone.
         GateFailedError: it does not become ready.
     """
-    seen = survey.take(node, target, module=patch.module)
+    seen = survey.take(node, target, patch)
     down = settle.is_down(seen)
     if seen.server is None and seen.launch is None:
         raise no_server(seen, target)

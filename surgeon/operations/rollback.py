@@ -81,7 +81,7 @@ def run(
     Raises:
         SurgeonError: its subclass says what was refused or failed.
     """
-    seen = survey.take(node, target, module=patch.module)
+    seen = survey.take(node, target, patch)
     if options.dry_run:
         planned = make_plan(seen, patch, to, restart=options.restart)
         return Outcome("planned", planned, sha256=seen.file.sha256)
@@ -123,8 +123,8 @@ def make_plan(seen: Survey, patch: Patch, to: int, *, restart: bool) -> Rollback
             where="REVISION",
         )
     findings = plan.examine(seen, patch)
-    present: dict[str, str | None] = {seen.file.path: seen.file.sha256}
-    present |= {str(f["path"]): f.get("sha256") for f in seen.beside.values() if f}
+    present = seen.hashes
+    installed = {file.path: file.record_sha256 for file in (seen.file, seen.runner) if file is not None}
     wanted = _state_after(ledger, to)
     files: list[FileBack] = []
     warnings: list[str] = []
@@ -133,7 +133,7 @@ def make_plan(seen: Survey, patch: Patch, to: int, *, restart: bool) -> Rollback
         if now == wanted[path]:
             continue
         if now is not None and ledger.producer(path, now) is None:
-            if path == seen.file.path and seen.file.record_sha256 == now:
+            if installed.get(path) == now:
                 warnings.append(f"{path} is a newer installation's; it is left as it is")
                 continue
             raise ForeignEditError(
@@ -142,8 +142,8 @@ def make_plan(seen: Survey, patch: Patch, to: int, *, restart: bool) -> Rollback
                 where=path,
             )
         files.append(FileBack(path, now, wanted[path]))
-    # The file that calls the runtime goes first: whoever imports in between finds a whole pair.
-    files.sort(key=lambda f: f.path != seen.file.path)
+    # The files that call the runtime go first: whoever imports in between finds a whole set.
+    files.sort(key=lambda f: (f.path != seen.file.path, f.path not in installed))
     head = ledger.head
     unchanged = ""
     server = seen.server

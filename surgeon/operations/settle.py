@@ -2,9 +2,9 @@
 
 A pending revision without a living lease means that a client died or its connection was cut. What the node shows
 decides: nothing written: the revision is closed as failed. Written, and every worker of a server that was started
-afterwards proves it: it is closed as applied. A rollback that was begun is finished. Anything else is undone: the bytes
-from before come back, and a server that surgeon had stopped, or that already runs the half-finished change, is started
-again.
+afterwards proves it: it is closed as applied; so is a change of settings that every worker has in force. A rollback
+that was begun is finished. Anything else is undone: the bytes from before come back, and a server that surgeon had
+stopped, or that already runs the half-finished change, is started again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from surgeon.errors import LockedError
 from surgeon.operations import lease as leases
 from surgeon.operations import proof
+from surgeon.server import beacons
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,6 +122,8 @@ def settle(node: Node, survey: Survey, patch: Patch, observer: Observer) -> Sett
         _close_number(node, survey, number, "applied", f"revision {pending.revision} was cut short")
         _close(node, survey, pending, "rolled-back", f"cut short; undone by revision {number}")
     ran = survey.server is not None and _started(survey) >= pending.started
+    if pending.kind == "set":
+        ran = _in_force_somewhere(survey, pending)
     said = f"{name} had been cut short; undone, the bytes from before are back"
     return Settled(pending.revision, "rolled-back", said, ran or down)
 
@@ -141,20 +144,15 @@ def refuse_if_busy(survey: Survey) -> None:
         )
 
 
-def _present(survey: Survey) -> dict[str, str | None]:
-    present: dict[str, str | None] = {survey.file.path: survey.file.sha256}
-    return present | {str(entry["path"]): entry.get("sha256") for entry in survey.beside.values() if entry}
-
-
 def _written(survey: Survey, pending: Record) -> bool:
     """Whether any file of the revision holds its result."""
-    present = _present(survey)
+    present = survey.hashes
     return any(present.get(f.path) == f.after != f.before for f in pending.files)
 
 
 def _complete(node: Node, survey: Survey, pending: Record, observer: Observer) -> None:
     """Bring every file of a rollback to where it was to go, and close it."""
-    present = _present(survey)
+    present = survey.hashes
     if all(present.get(f.path) == f.after for f in pending.files):
         _close(node, survey, pending, "applied", "finished by a later run")
         return
@@ -212,6 +210,14 @@ def _started(survey: Survey) -> float:
     return survey.server.started if survey.server is not None else float("inf")
 
 
+def _in_force_somewhere(survey: Survey, pending: Record) -> bool:
+    """Whether a rank of the running server already obeys settings that were written and are now taken back."""
+    workers = survey.server.workers if survey.server is not None else ()
+    ranks = beacons.switches(survey.beacons, workers)
+    written, _ = proof.present_settings((survey.beside.get("settings") or {}).get("text"), {})
+    return pending.kind == "set" and any(rank.generation == written for rank in ranks)
+
+
 def _proved(survey: Survey, patch: Patch, pending: Record) -> bool:
-    complete = survey.server is not None and survey.server.started >= pending.started
+    complete = survey.server is not None and (pending.kind == "set" or survey.server.started >= pending.started)
     return complete and not proof.beacon_problems(survey, patch)

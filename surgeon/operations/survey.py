@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from surgeon.node.client import Node
     from surgeon.node.target import Target
+    from surgeon.patches import Patch
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Survey:
 
     Attributes:
         server: the one that is meant; None when none runs, or nothing says which.
+        runner: model_runner.py, which tells decode from prefill; None if this sglang has none.
+        present: sha256 of every file that the ledger ever wrote, by path; None for one that is not there.
         wanted_port: the port of the one that was asked for.
         wanted_python: the interpreter that was asked for.
     """
@@ -86,6 +89,8 @@ class Survey:
     launch: Mapping[str, Any] | None
     documents: Mapping[str, Any]
     problems: tuple[Mapping[str, Any], ...]
+    runner: TargetFile | None = None
+    present: Mapping[str, str | None] = field(default_factory=dict)
     wanted_port: int | None = None
     wanted_python: str | None = None
 
@@ -193,6 +198,13 @@ class Survey:
         inner = config.get("text_config")
         return {**config, **inner} if isinstance(inner, dict) else config
 
+    @property
+    def hashes(self) -> dict[str, str | None]:
+        """The sha256 of every file that a patch may touch or has touched, by path; None for one that is not there."""
+        cut = {file.path: file.sha256 for file in (self.file, self.runner) if file is not None}
+        beside = {str(entry["path"]): entry.get("sha256") for entry in self.beside.values() if entry}
+        return {**self.present, **cut, **beside}
+
     def beside_path(self, name: str) -> str:
         """Path of a file beside topk.py."""
         return str(PurePosixPath(self.file.path).parent / name)
@@ -201,20 +213,19 @@ class Survey:
 _TOPK = "srt/layers/moe/topk.py"
 
 
-def take(node: Node, target: Target, *, module: str = "_surgeon_oea", http: bool = True) -> Survey:
+def take(node: Node, target: Target, patch: Patch | None = None, *, http: bool = True) -> Survey:
     """Look at the node once.
 
     Args:
         node: a connected node.
         target: which interpreter and server were asked for.
-        module: name of the runtime beside topk.py.
+        patch: whose modules are looked for beside topk.py.
         http: whether to ask the running server for its resolved arguments (up to 2 s if it does not answer).
     """
-    raw = node.call(
-        "survey",
-        {"python": target.python, "port": target.port, "pid": target.pid, "module": module, "http": http},
-        deadline_s=60.0,
-    )
+    asked: dict[str, Any] = {"python": target.python, "port": target.port, "pid": target.pid, "http": http}
+    if patch is not None:
+        asked |= {"module": patch.module, "parts": [part.name for part in patch.parts]}
+    raw = node.call("survey", asked, deadline_s=60.0)
     return replace(parse(raw), wanted_port=target.port, wanted_python=target.python)
 
 
@@ -229,7 +240,9 @@ def parse(raw: Mapping[str, Any]) -> Survey:
         server=next((s for s in servers if s.pid == chosen), None),
         installations=tuple(raw.get("installations") or ()),
         package=_package(raw),
-        topk=_topk(raw.get("topk")),
+        topk=_file(raw.get("topk")),
+        runner=_file(raw.get("runner")),
+        present=raw.get("present") or {},
         beside=raw.get("beside") or {},
         distributions=tuple(raw.get("packages") or ()),
         gpus=tuple(raw.get("gpus") or ()),
@@ -260,7 +273,7 @@ def _package(raw: Mapping[str, Any]) -> Package | None:
     )
 
 
-def _topk(raw: Mapping[str, Any] | None) -> TargetFile | None:
+def _file(raw: Mapping[str, Any] | None) -> TargetFile | None:
     if not raw:
         return None
     return TargetFile(

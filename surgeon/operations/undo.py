@@ -112,7 +112,7 @@ def _interrupted(node: Node, seen: Survey, planned: Plan, attempt: Attempt, obse
     try:
         if attempt.writing and attempt.revision is None:
             try:
-                attempt.revision = _pending(node, seen)
+                attempt.revision = pending(node, seen)
             except LockedError:
                 if planned.restart or _ledger(node, seen).lease is not None:
                     raise
@@ -150,7 +150,7 @@ def left_to_the_next(what: str, does: str, observer: Observer) -> Iterator[None]
         raise
 
 
-def _pending(node: Node, seen: Survey) -> int | None:
+def pending(node: Node, seen: Survey) -> int | None:
     """The revision that the node began while nobody listened any more."""
     site_id = seen.installed.site_id
     # The agent goes on with a commit whose client has turned away, and holds the site's lock until it is done.
@@ -247,21 +247,21 @@ def settle_all(
     """
     if not settle.unsteady(seen):
         return seen, None
-    seen = survey.take(node, node.target, module=patch.module)
+    seen = survey.take(node, node.target, patch)
     done: list[Settled] = []
     while (settled := settle.settle(node, seen, patch, observer)) is not None:
         observer.note(settled.said)
         done.append(settled)
-        before, seen = seen, survey.take(node, node.target, module=patch.module)
+        before, seen = seen, survey.take(node, node.target, patch)
         if settled.restart:
             start_again(node, before, observer, settled.said, ready_s=ready_s)
-            seen = survey.take(node, node.target, module=patch.module)
+            seen = survey.take(node, node.target, patch)
     if settle.is_down(seen):
         back = settle.Settled(0, "applied", f"{settle.DOWN}; started again", restart=True)
         observer.note(back.said)
         done.append(back)
         start_again(node, seen, observer, settle.DOWN, ready_s=ready_s)
-        seen = survey.take(node, node.target, module=patch.module)
+        seen = survey.take(node, node.target, patch)
     if not done:
         return seen, None
     said = "; ".join(one.said for one in done)

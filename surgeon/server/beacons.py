@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from surgeon.server.model import Worker
 
-SCHEMA = "surgeon/beacon/1"
+SCHEMA: Final = "surgeon/beacon/1"
+# How a worker tells decode from prefill, by its beacon: sglang's own forward mode, or the number of rows alone.
+FORWARD_MODE: Final = "forward-mode"
 
 
 def judge(
@@ -42,7 +45,7 @@ def judge(
     problems = []
     for worker in workers:
         name = f"{worker.title} (pid {worker.pid})"
-        beacon = _beacon_of(worker, beacons)
+        beacon = beacon_of(worker, beacons)
         if beacon is None:
             problems.append(f"{name} has written no beacon")
         else:
@@ -58,11 +61,58 @@ def run_other_code(beacons: Sequence[Mapping[str, Any]], workers: Sequence[Worke
         workers: the schedulers of the server in question.
         patch_hash: the hash of the patch that must run.
     """
-    own = (_beacon_of(worker, beacons) for worker in workers)
+    own = (beacon_of(worker, beacons) for worker in workers)
     return any(one is not None and one.get("patch_hash") != patch_hash for one in own)
 
 
-def _beacon_of(worker: Worker, beacons: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+@dataclass(frozen=True)
+class Switch:
+    """How far one worker has come with settings that are changed while it runs.
+
+    Attributes:
+        name: the worker's title and pid.
+        passes: forward passes that it has counted.
+        generation: of the settings in force; None if its runtime cannot change them while it runs.
+        from_pass: the pass from which on they hold.
+        settings: those in force.
+        armed: the generation that waits for its pass, and that pass; None if none waits.
+        refused: the generation that it refused last, and why; None if it refused none.
+    """
+
+    name: str
+    passes: int
+    generation: int | None
+    from_pass: int
+    settings: Mapping[str, Any]
+    armed: tuple[int, int] | None
+    refused: tuple[int, str] | None
+
+
+def switches(beacons: Sequence[Mapping[str, Any]], workers: Sequence[Worker]) -> list[Switch]:
+    """How far each worker has come, in the order of the workers; those that wrote no beacon are left out."""
+    found = []
+    for worker in workers:
+        beacon = beacon_of(worker, beacons)
+        if beacon is None:
+            continue
+        forced, armed, refused = (beacon.get(name) or {} for name in ("in_force", "armed", "refused"))
+        exact = beacon.get("gate") == FORWARD_MODE and bool(forced)
+        found.append(
+            Switch(
+                name=f"{worker.title} (pid {worker.pid})",
+                passes=int(beacon.get("pass") or 0),
+                generation=int(forced.get("generation") or 0) if exact else None,
+                from_pass=int(forced.get("from_pass") or 0),
+                settings=beacon.get("settings") or {},
+                armed=(int(armed.get("generation") or 0), int(armed.get("at_pass") or 0)) if armed else None,
+                refused=(int(refused.get("generation") or 0), str(refused.get("why") or "")) if refused else None,
+            )
+        )
+    return found
+
+
+def beacon_of(worker: Worker, beacons: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The beacon that this very process wrote; None if it wrote none."""
     own = [
         one
         for one in beacons

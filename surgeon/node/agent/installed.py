@@ -1,11 +1,11 @@
-"""The installed sglang: which folder is imported, its topk.py, what lies beside it, whether it can be replaced."""
+"""The installed sglang: which folder is imported, the files that are cut, what lies beside, what can be replaced."""
 
 from __future__ import annotations
 
 import base64
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional
 
 from . import packages
 from .files import digest
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .interpreter import Interpreter
 
 TOPK = os.path.join("srt", "layers", "moe", "topk.py")
+RUNNER = os.path.join("srt", "model_executor", "model_runner.py")
 
 
 def package(asked: Interpreter, found: List[packages.Installation]) -> Optional[Dict[str, Any]]:
@@ -52,13 +53,13 @@ def _why_not(folder: str) -> Optional[str]:
     )
 
 
-def topk(package_dir: str, dist_info: Optional[str]) -> Optional[Dict[str, Any]]:
-    """Describe the package's topk.py with its bytes; None when there is none.
+def target(package_dir: str, dist_info: Optional[str], member: str = TOPK) -> Optional[Dict[str, Any]]:
+    """Describe one of the package's files with its bytes; None when there is none.
 
     ``record_sha256`` is what the installer noted, None where it noted nothing (an editable install, no RECORD).
     ``link`` is where it points when it is a symbolic link, which surgeon does not replace.
     """
-    path = os.path.join(package_dir, TOPK)
+    path = os.path.join(package_dir, member)
     data = packages.read(path)
     if data is None:
         return None
@@ -83,17 +84,35 @@ def topk(package_dir: str, dist_info: Optional[str]) -> Optional[Dict[str, Any]]
     }
 
 
-def beside(package_dir: str, module: str) -> Dict[str, Any]:
-    """Describe the runtime and the settings beside topk.py; each is None when it is not there."""
-    stem = os.path.join(package_dir, os.path.dirname(TOPK), module)
-    runtime, settings = packages.read(stem + ".py"), packages.read(stem + ".json", 1 << 20)
-    return {
-        "runtime": {"path": stem + ".py", "sha256": digest(runtime)} if runtime is not None else None,
-        "settings": {
-            "path": stem + ".json",
-            "sha256": digest(settings),
-            "text": settings.decode("utf-8", "replace"),
-        }
+def beside(package_dir: str, module: str, parts: Iterable[str] = ()) -> Dict[str, Any]:
+    """Describe what lies beside topk.py: the runtime, the settings, and further modules under their own names.
+
+    Each is None when it is not there.
+    """
+    folder = os.path.join(package_dir, os.path.dirname(TOPK))
+    path = os.path.join(folder, module + ".json")
+    settings = packages.read(path, 1 << 20)
+    found: Dict[str, Any] = {
+        "runtime": _known(os.path.join(folder, module + ".py")),
+        "settings": {"path": path, "sha256": digest(settings), "text": settings.decode("utf-8", "replace")}
         if settings is not None
         else None,
     }
+    for part in parts:
+        found[part] = _known(os.path.join(folder, os.path.basename(part) + ".py"))
+    return found
+
+
+def _known(path: str) -> Optional[Dict[str, Any]]:
+    data = packages.read(path)
+    return {"path": path, "sha256": digest(data)} if data is not None else None
+
+
+def present(records: Iterable[Dict[str, Any]]) -> Dict[str, Optional[str]]:
+    """Return the sha256 of every file that the ledger ever wrote, by path; None for one that is not there."""
+    paths = {str(file["path"]) for record in records for file in record.get("files") or [] if file.get("path")}
+    found: Dict[str, Optional[str]] = {}
+    for path in sorted(paths):
+        data = packages.read(path)
+        found[path] = digest(data) if data is not None else None
+    return found

@@ -280,7 +280,8 @@ def survey(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
 
     Args:
         args: ``python``, ``port`` and ``pid`` of what is meant (each may be None); ``module``: the name of the
-            runtime beside topk.py; ``http``: whether to ask the server, for at most 2 s.
+            runtime beside topk.py; ``parts``: those of further modules; ``http``: whether to ask the server, for at
+            most 2 s.
         context: holds the state directory.
 
     Returns:
@@ -302,7 +303,8 @@ def survey(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
     info = info if isinstance(info, dict) else None
     chosen = look.chosen
     package = installed.package(chosen, look.installations) if chosen is not None else None
-    beside = installed.beside(package["dir"], str(args.get("module") or "_surgeon_oea")) if package else {}
+    module, parts = str(args.get("module") or "_surgeon_oea"), [str(part) for part in args.get("parts") or ()]
+    beside = installed.beside(package["dir"], module, parts) if package else {}
     settings = (beside.get("settings") or {}).get("text")
     node = _node(context.state, server)
     kept: Dict[str, Any] = {"records": [], "lease": None, "torn": []}
@@ -329,8 +331,10 @@ def survey(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
         else None,
         "installations": [dict(one._asdict()) for one in look.installations],
         "package": package,
-        "topk": installed.topk(package["dir"], package["dist_info"]) if package else None,
+        "topk": installed.target(package["dir"], package["dist_info"]) if package else None,
+        "runner": installed.target(package["dir"], package["dist_info"], installed.RUNNER) if package else None,
         "beside": beside or {"runtime": None, "settings": None},
+        "present": installed.present(kept["records"]),
         "packages": look.dists,
         "gpus": answers["gpus"] if isinstance(answers["gpus"], list) else [],
         "model": _model(server, info),
