@@ -1,15 +1,17 @@
-"""The OEA runtime, loaded as a node loads it: a copy of the file beside its settings."""
+"""The OEA runtime, loaded as a node loads it: copies of its files in one package, beside the settings."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +21,6 @@ from surgeon import lab
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
 # Batches here are tiny: threads that wait for one another on a busy machine cost more than the arithmetic.
 torch.set_num_threads(1)
@@ -30,7 +31,7 @@ PATCH = Path(__file__).parents[3] / "patches" / "oea"
 PROLOGUE = """
 import json, os, sys, torch
 torch.set_num_threads(1)
-import _surgeon_oea as oea
+from moe import _surgeon_oea as oea
 def step(rows, layer_id=None, **names):
     logits = torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows))
     weights, ids = logits.softmax(-1).topk(4)
@@ -58,6 +59,19 @@ class Installed:
         """Where beacons go."""
         return self.folder / "beacons"
 
+    def write(self, **settings: Any) -> None:
+        """Put these settings in force for processes that start, or offer them to those that run."""
+        body = {
+            "schema": "surgeon/oea-settings/1",
+            "generation": 1,
+            "beacon_dir": str(self.beacons),
+            **settings,
+        }
+        partial = self.folder / "settings.partial"
+        partial.write_text(json.dumps(body))
+        partial.chmod(0o600)
+        partial.replace(self.settings)
+
     def start(self, code: str, **environ: str) -> subprocess.Popen[str]:
         """Start a process of the interpreter that imports the runtime, as sglang's workers do, and runs the code."""
         inherited = {name: value for name, value in os.environ.items() if name != "SGLANG_OEA_K0"}
@@ -66,7 +80,7 @@ class Installed:
             cwd=self.folder,
             env={
                 **inherited,
-                "PYTHONPATH": os.pathsep.join((str(self.folder), str(lab.torch_layer()))),
+                "PYTHONPATH": os.pathsep.join((str(self.folder.parent), str(lab.torch_layer()))),
                 "PYTHONDONTWRITEBYTECODE": "1",
                 **environ,
             },
@@ -99,18 +113,19 @@ class Ended:
 
 
 def _install(folder: Path, **settings: Any) -> Installed:
-    body = {"schema": "surgeon/oea-settings/1", "generation": 1, "beacon_dir": str(folder / "beacons"), **settings}
+    folder.mkdir(exist_ok=True)
     installed = Installed(folder)
     (folder / "_surgeon_oea.py").write_bytes((PATCH / "runtime.py").read_bytes())
-    installed.settings.write_text(json.dumps(body))
-    installed.settings.chmod(0o600)
+    for module, file in tomllib.loads((PATCH / "patch.toml").read_text())["modules"].items():
+        (folder / f"{module}.py").write_bytes((PATCH / file).read_bytes())
+    installed.write(**settings)
     return installed
 
 
 @pytest.fixture
 def install(tmp_path: Path) -> Callable[..., Installed]:
-    """Put the runtime and these settings into a folder of their own, as surgeon does."""
-    return lambda **settings: _install(tmp_path, **settings)
+    """Put the runtime and these settings into a package of their own, as surgeon does."""
+    return lambda **settings: _install(tmp_path / "moe", **settings)
 
 
 @pytest.fixture(scope="session")
@@ -122,16 +137,20 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModuleType]:
     def runtime(**settings: Any) -> ModuleType:
         key = json.dumps(settings, sort_keys=True)
         if key not in loaded:
-            folder = tmp_path_factory.mktemp("oea")
-            _install(folder, **settings)
-            spec = importlib.util.spec_from_file_location(f"oea_{next(serial)}", folder / "_surgeon_oea.py")
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
+            folder = _install(tmp_path_factory.mktemp("oea"), **settings).folder
+            package = ModuleType(f"oea_{next(serial)}")
+            package.__path__ = [str(folder)]
+            sys.modules[package.__name__] = package
             with pytest.MonkeyPatch.context() as patched:
                 patched.delenv("SGLANG_OEA_K0", raising=False)
-                spec.loader.exec_module(module)
-            loaded[key] = module
+                loaded[key] = importlib.import_module(f"{package.__name__}._surgeon_oea")
         return loaded[key]
 
     return runtime
+
+
+@pytest.fixture(scope="session")
+def operator(load: Callable[..., ModuleType]) -> ModuleType:
+    """The operator in torch form."""
+    found: ModuleType = load()._operator
+    return found

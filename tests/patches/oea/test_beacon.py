@@ -25,9 +25,9 @@ def test_tells_who_runs_what_with_which_settings(install: Callable[..., Installe
     told = ended.answer
     assert (told["schema"], told["pid"], told["state"]) == ("surgeon/beacon/1", ended.pid, "on")
     assert (told["rank"], told["world_size"], told["sglang_version"]) == (0, 1, None)
-    assert (told["patch"], told["patch_version"], told["patch_hash"]) == ("oea", "0.1.0", "unset")
+    assert (told["patch"], told["patch_version"], told["patch_hash"]) == ("oea", "0.2.0", "unset")
     assert (told["applied"], told["rows"], told["capture"], told["skipped"]) == (True, 8, "eager", None)
-    assert told["phase"] == "unknown (row-count gate)"
+    assert (told["gate"], told["phase"], told["form"]) == ("row-count", "unknown", "torch")
     assert (told["settings"]["k0"], told["settings"]["refill"], told["settings"]["min_rows"]) == (2, "native", 3)
     assert (told["settings_source"], told["settings_problem"], told["generation"]) == ("file", None, 5)
     assert (told["passes"], told["layers"]) == (None, None)

@@ -72,17 +72,17 @@ def test_a_row_that_wakes_nothing_new_keeps_the_kernels_choice_among_ties(load: 
     assert routed[1].tolist() == [8, 0]
 
 
-def test_close_scores_keep_their_order_under_a_large_bias(load: Callable[..., ModuleType]) -> None:
+def test_close_scores_keep_their_order_under_a_large_bias(operator: ModuleType) -> None:
     """Scores one fp32 step apart are told apart outside the base set too, next to biases of several units."""
     logits = torch.full((3, 8), -30.0)
     logits[:, 5], logits[:, 6], logits[:, 7] = -12.0, -11.999999, -12.000001
     bias = torch.zeros(8)
     bias[:2] = torch.tensor((8.0, 7.0))
     ids = torch.tensor([[0, 1, 5, 7]] * 3)
-    runtime = load(k0=1)
-    rule = runtime.Rule(1, 4, strict=False, sigmoid=True, renormalize=True, scale=1.0, groups=1, groups_kept=1)
     ids[:, 0] = 2  # as if the kernel had missed the base set, so that every row is routed anew
-    _, routed, changed = runtime.reroute(torch.ones(3, 4), ids, logits, bias, None, rule)
+    policy = torch.tensor(operator.pack(operator.Policy(((1, 64, 1),))))
+    rule = operator.Rule(k=4, scoring="sigmoid")
+    _, routed, changed = operator.reroute(torch.ones(3, 4), ids, logits, bias, policy, None, rule)
     assert changed.all()
     assert routed.tolist() == [[0, 1, 6, 5]] * 3
 
@@ -179,8 +179,8 @@ def test_decode_is_told_by_the_number_of_rows(rows: int, touched: bool, load: Ca
         ({"expert_location_dispatch_info": object()}, "physical"),
         ({"dynamic_expert_bias": torch.zeros(16, 64)}, "bias per token"),
         ({"routing_overridden": True}, "simulates"),
-        ({"scoring_func": "sqrtsoftplus"}, "scoring function"),
-        ({"use_grouped_topk": True, "scoring_func": "sigmoid"}, "grouped sigmoid without a bias"),
+        ({"scoring_func": "logistic"}, "scoring function"),
+        ({"use_grouped_topk": True, "scoring_func": "sigmoid"}, "grouped top-k without softmax or a bias"),
         ({"correction_bias": torch.zeros(64)}, "softmax with a bias"),
         ({"use_grouped_topk": True, "correction_bias": torch.zeros(64), "renormalize": False}, "not renormalised"),
         (
@@ -217,15 +217,23 @@ def test_the_description_and_the_runtime_agree(load: Callable[..., ModuleType]) 
     names = [name for name, p in inspect.signature(runtime.route).parameters.items() if p.kind is p.KEYWORD_ONLY]
     assert sorted(about["target"]["wants"]) == sorted(names)
     assert isinstance(getattr(runtime, about["target"]["flag"]), bool)
+    settings = runtime._settings
     defaults = {key: spec["default"] for key, spec in about["settings"].items()}
-    assert defaults == {key: runtime.Settings()._asdict()[key] for key in defaults}
-    ranges = {key: (spec["min"], spec["max"]) for key, spec in about["settings"].items() if "min" in spec}
-    assert ranges == {key: runtime._INTEGERS[key] for key in ranges}
-    assert tuple(about["settings"]["refill"]["choices"]) == runtime._REFILLS
+    mine = settings.Settings()._asdict()
+    assert defaults == {key: list(mine[key]) if isinstance(mine[key], tuple) else mine[key] for key in defaults}
+    assert set(mine) - set(defaults) == {"generation", "at_pass", "beacon_dir"}
+    for key, spec in about["settings"].items():
+        if spec["type"] == "int":
+            assert (spec["min"], spec["max"]) == settings.INTEGERS[key]
+        elif spec["type"] == "choice":
+            assert tuple(spec["choices"]) == settings.CHOICES[key]
+        elif spec["type"] == "float":
+            assert (spec["min"], spec["max"]) == (settings.LEAST_P, settings.MOST_P)
+    assert set(about["modules"].values()) | {"runtime.py"} == {path.name for path in PATCH.glob("*.py")}
 
 
 def test_is_written_for_python_3_8() -> None:
-    """The file parses as Python 3.8, and holds the place for the patch's hash exactly once."""
-    source = (PATCH / "runtime.py").read_text()
-    ast.parse(source, feature_version=(3, 8))
-    assert source.count('PATCH_HASH = "unset"') == 1
+    """Every file parses as Python 3.8, and one holds the place for the patch's hash exactly once."""
+    for path in PATCH.glob("*.py"):
+        ast.parse(path.read_text(), feature_version=(3, 8))
+    assert (PATCH / "runtime.py").read_text().count('PATCH_HASH = "unset"') == 1

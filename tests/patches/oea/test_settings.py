@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.patches.oea.conftest import Installed
 
-STATE = 'print(json.dumps({"active": oea.active, "k0": oea._SETTINGS.k0}))'
+STATE = 'print(json.dumps({"active": oea.active, "k0": oea._NOW.loaded.settings.k0}))'
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ STATE = 'print(json.dumps({"active": oea.active, "k0": oea._SETTINGS.k0}))'
         ({"k0": True}, "k0: expected"),
         ({"k0": 4.0}, "k0: expected"),
         ({"k0": "4"}, "k0: expected"),
-        ({"refill": "both"}, "refill: expected one of native, strict"),
+        ({"refill": "both"}, "refill: expected one of native, strict, none"),
         ({"refill": ["native"]}, "refill: expected"),
         ({"enabled": 1}, "enabled: expected true or false"),
         ({"min_rows": 9, "max_rows": 8}, "min_rows 9 is more than max_rows 8"),
@@ -40,7 +40,7 @@ def test_one_bad_setting_keeps_it_off(
     settings: dict[str, Any], said: str, install: Callable[..., Installed], load: Callable[..., ModuleType]
 ) -> None:
     """A value out of range, of the wrong type or unknown turns the whole file down, by name."""
-    loaded = load().read_settings(install(**settings).settings, {})
+    loaded = load()._settings.read_settings(install(**settings).settings, {})
     assert not loaded.settings.enabled
     assert said in loaded.problem
 
@@ -52,7 +52,7 @@ def test_what_is_not_a_settings_file_keeps_it_off(
     """Broken, empty, deep, oversized or unlabelled content is a problem that is told, not an exception."""
     file = install().settings
     file.write_bytes(content.encode("utf-16") if content == "\ufffe" else content.encode())
-    loaded = load().read_settings(file, {})
+    loaded = load()._settings.read_settings(file, {})
     assert not loaded.settings.enabled
     assert loaded.problem
 
@@ -64,7 +64,7 @@ def test_a_file_that_another_could_write_is_refused(
     """Group- or world-writable settings are not believed."""
     file = install(k0=4).settings
     file.chmod(mode)
-    loaded = load().read_settings(file, {})
+    loaded = load()._settings.read_settings(file, {})
     assert not loaded.settings.enabled
     assert f"mode {mode:04o}" in loaded.problem
 
@@ -75,7 +75,7 @@ def test_a_file_of_another_user_is_refused(install: Callable[..., Installed], lo
     if os.geteuid() != 0:
         pytest.skip("only root can give a file away")
     os.chown(file, 12345, -1)
-    loaded = load().read_settings(file, {})
+    loaded = load()._settings.read_settings(file, {})
     assert not loaded.settings.enabled
     assert "owner 12345" in loaded.problem
 
@@ -88,7 +88,7 @@ def test_links_and_pipes_are_refused(
     link.symlink_to(install(k0=4).settings)
     os.mkfifo(pipe, 0o600)
     for path in (link, pipe, tmp_path / "absent.json"):
-        loaded = load().read_settings(path, {})
+        loaded = load()._settings.read_settings(path, {})
         assert not loaded.settings.enabled
         assert loaded.problem.startswith(path.name)
 
@@ -123,7 +123,7 @@ def test_the_environment_overrides_k0(
 ) -> None:
     """SGLANG_OEA_K0 wins over switch and k0 of a good file; nonsense in it is ignored and told."""
     environ = {} if value is None else {"SGLANG_OEA_K0": value}
-    loaded = load().read_settings(install(**settings).settings, environ)
+    loaded = load()._settings.read_settings(install(**settings).settings, environ)
     assert (loaded.settings.k0, loaded.settings.enabled, loaded.source) == (k0, enabled, source)
     assert (loaded.problem is not None) == complains
 
