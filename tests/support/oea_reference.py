@@ -1,4 +1,4 @@
-"""Simplified OEA in plain loops, written from the paper's Algorithm 1 (arXiv 2511.02237), to hold the runtime against.
+"""OEA in plain loops, written from the paper's Algorithms 1 and 2 (arXiv 2511.02237), to hold the operator against.
 
 No tensors: scores come in as lists of numbers, one list per row, so that only the algorithm is compared and not two
 sigmoids. What the paper leaves open and surgeon decided is marked.
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+CLOSE = 1e-3  # shares and sums of weights nearer than this may be decided by rounding
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,13 @@ def best_first(row: Sequence[float], model: Model) -> list[int]:
     return sorted(sorted(allowed_experts(row, model)), key=row.__getitem__, reverse=True)
 
 
-def weigh(scores: Sequence[float], experts: Sequence[int], model: Model) -> dict[int, float]:
-    """Each expert's weight: the router's score, renormalised over the chosen ones, scaled."""
+def weigh(
+    scores: Sequence[float], experts: Sequence[int], model: Model, total: Sequence[float] | None = None
+) -> dict[int, float]:
+    """Each expert's weight: the router's score, renormalised over the chosen ones (or `total`), scaled."""
     chosen = [scores[expert] for expert in experts]
-    total = math.fsum(chosen) + 1e-20 if model.renormalize else 1.0
-    return {expert: score / total * model.scale for expert, score in zip(experts, chosen, strict=True)}
+    divisor = math.fsum(chosen if total is None else total) + 1e-20 if model.renormalize else 1.0
+    return {expert: score / divisor * model.scale for expert, score in zip(experts, chosen, strict=True)}
 
 
 def algorithm_1(orders: Sequence[Sequence[int]], k0: int, k: int) -> list[list[int]]:
@@ -87,12 +91,100 @@ def algorithm_1(orders: Sequence[Sequence[int]], k0: int, k: int) -> list[list[i
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What is asked for, in the paper's terms where it has them.
+
+    Attributes:
+        k0: how many each token keeps for itself, at most.
+        p: it keeps no more than reach this share of its scores (Algorithm 2).
+        k_max: refill stops at so many (Algorithm 2).
+        max_rank: refill looks no further than this rank (Algorithm 2's maxP).
+        refill: ``strict`` is the paper's. ``native`` [ours]: where the batch's experts run out, the token's own next
+            best follow. ``none``: pruning, the baseline that the paper compares with.
+        native_total: weights are divided by the sum over the unmodified choice, not over the kept one [ours].
+        budget: the base set is filled up to so many experts [ours; XShare and DES-Vote choose theirs so].
+        by_all: the budget goes by scores over all experts, not by each token's own top-k weights [ours].
+    """
+
+    k0: int
+    p: float = 1.0
+    k_max: int | None = None
+    max_rank: int | None = None
+    refill: str = "native"
+    native_total: bool = False
+    budget: int = 0
+    by_all: bool = False
+
+
+class TooCloseToTell(Exception):  # noqa: N818 - no error: the case asks what no two roundings need agree on
+    """A decision hangs on less than what rounding may change."""
+
+
+def baseline(orders: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], k0: int, p: float) -> list[list[int]]:
+    """Phase 1 of Algorithm 2: each token's min(k0, the least count whose share of its scores reaches p) best."""
+    kept = []
+    for order, row in zip(orders, scores, strict=True):
+        count, total = k0, math.fsum(row)
+        if p < 1:
+            for j in range(k0):
+                share = math.fsum(row[expert] for expert in order[: j + 1]) / total
+                if abs(share - p) < CLOSE:
+                    raise TooCloseToTell
+                if share >= p:
+                    count = j + 1
+                    break
+        kept.append(list(order[:count]))
+    return kept
+
+
+def piggyback(
+    own: Sequence[Sequence[int]], orders: Sequence[Sequence[int]], base: set[int], k_max: int, max_rank: int
+) -> list[list[int]]:
+    """Phase 2 of Algorithm 2: each token adds what is in the base set, from best to worst, up to k_max and max_rank."""
+    chosen = []
+    for mine, order in zip(own, orders, strict=True):
+        experts = list(mine)
+        for expert in order[len(mine) : max_rank]:
+            if len(experts) >= k_max:
+                break
+            if expert in base:
+                experts.append(expert)
+        chosen.append(experts)
+    return chosen
+
+
+def fill(
+    base: set[int], scores: Sequence[Sequence[float]], orders: Sequence[Sequence[int]], model: Model, wanted: Wanted
+) -> set[int]:
+    """The base set and the experts that the batch has most use for, `budget` in all; equal ones by the lower id."""
+    experts = len(scores[0]) if scores else 0
+    uses: list[list[float]] = [[] for _ in range(experts)]
+    for row, order in zip(scores, orders, strict=True):
+        if wanted.by_all:
+            for expert, score in enumerate(row):
+                uses[expert].append(score)
+        else:
+            best = order[: model.k]
+            total = math.fsum(row[expert] for expert in best) if model.renormalize else 1.0
+            for expert in best:
+                uses[expert].append(row[expert] / total if total else 0.0)
+    use = [math.fsum(parts) for parts in uses]
+    others = sorted((e for e in range(experts) if e not in base), key=lambda e: (-use[e], e))
+    room = max(0, wanted.budget - len(base))
+    if 0 < room < len(others):
+        last, next_one = others[room - 1], others[room]
+        if use[last] - use[next_one] < CLOSE and sorted(uses[last]) != sorted(uses[next_one]):
+            raise TooCloseToTell
+    return base | set(others[:room])
+
+
+@dataclass(frozen=True)
 class Row:
     """What one token is routed to.
 
     Attributes:
-        experts: ids in order.
-        weights: the weight of each expert that has one; with strict refill that may be fewer than there are ids.
+        experts: ids in order; those with weight first.
+        weights: the weight of each expert that has one; there may be fewer than there are ids.
         changed: whether it differs from the native choice.
     """
 
@@ -106,9 +198,7 @@ def route(
     rank_by: Sequence[Sequence[float]],
     native: Sequence[Sequence[int]],
     model: Model,
-    *,
-    k0: int,
-    strict: bool = False,
+    wanted: Wanted,
     silent: Collection[int] = (),
 ) -> list[Row]:
     """Route a batch.
@@ -118,28 +208,33 @@ def route(
         rank_by: per row, what experts are chosen by.
         native: per row, what the unchanged model chose.
         model: how the model chooses and weighs.
-        k0: experts each row keeps.
-        strict: stop at the batch's experts, as the paper does.
+        wanted: what is asked for.
         silent: rows that hold no token (padding) or no numbers: they neither vote nor change [ours].
+
+    Raises:
+        TooCloseToTell: see there.
     """
-    orders = {i: best_first(row, model) for i, row in enumerate(rank_by) if i not in silent}
-    chosen = dict(zip(orders, algorithm_1(list(orders.values()), k0, model.k), strict=True))
-    base = {expert for order in orders.values() for expert in order[:k0]}
-    rows = []
-    for i, before in enumerate(native):
-        if i in silent:
-            rows.append(Row(list(before), {}, changed=False))
-            continue
-        experts = chosen[i]
-        weighed = list(experts)
-        # Ours: where the batch's experts run out, the row's own next best follow; with strict they get no weight.
-        experts = experts + [e for e in orders[i] if e not in experts][: model.k - len(experts)]
-        if not strict:
-            weighed = experts
+    k = model.k
+    heard = [i for i in range(len(native)) if i not in silent]
+    orders = [best_first(rank_by[i], model) for i in heard]
+    heard_scores = [scores[i] for i in heard]
+    own = baseline(orders, heard_scores, wanted.k0, wanted.p)
+    base = fill({expert for experts in own for expert in experts}, heard_scores, orders, model, wanted)
+    k_max = min(wanted.k_max or k, k)
+    found = piggyback(own, orders, base, k_max, wanted.max_rank or len(rank_by[0]))
+    rows = [Row(list(before), {}, changed=False) for before in native]
+    for i, order, mine, experts in zip(heard, orders, own, found, strict=True):
+        # All that it might have taken, had k_max not stopped it: what it has no weight for comes from there first.
+        last = max(wanted.max_rank or len(order), len(mine))
+        within = [expert for expert in order[:last] if expert in base]
+        limit = max(k_max, len(mine))
+        weighed = {"strict": len(experts), "native": limit, "none": len(mine)}[wanted.refill]
+        ids = within + ([] if wanted.refill == "native" else [e for e in order if e in base and e not in within])
+        ids = (ids + [e for e in order if e not in ids])[:k]
+        assert wanted.refill == "none" or ids[: len(experts)] == experts
         # Ours: a row that has as many of the batch's experts as can be keeps the kernel's own order and weights.
-        most = model.k if strict else len(base & set(experts))
-        if len(base & set(before)) == most:
-            rows.append(Row(list(before), weigh(scores[i], before, model), changed=False))
-        else:
-            rows.append(Row(experts, weigh(scores[i], weighed, model), changed=True))
+        gains = weighed != k or len(set(within) & set(native[i])) != min(k, len(within))
+        if weighed and gains:
+            total = [scores[i][e] for e in native[i]] if wanted.native_total else None
+            rows[i] = Row(ids, weigh(scores[i], ids[:weighed], model, total), changed=True)
     return rows

@@ -154,3 +154,15 @@ def operator(load: Callable[..., ModuleType]) -> ModuleType:
     """The operator in torch form."""
     found: ModuleType = load()._operator
     return found
+
+
+@pytest.fixture(scope="session")
+def obey() -> Callable[..., None]:
+    """Put these settings, over the defaults, into force in a loaded runtime at once."""
+
+    def put(runtime: ModuleType, **settings: Any) -> None:
+        now = runtime._NOW
+        now._hold(runtime._settings.Loaded(runtime._settings.Settings(**settings), "file", None))
+        now.policy = torch.tensor(now.table)
+
+    return put
