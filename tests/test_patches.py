@@ -25,9 +25,7 @@ OEA = patches.load("oea")
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of patches/oea that is loaded instead of the real one."""
     folder = tmp_path / "patches" / "oea"
-    folder.mkdir(parents=True)
-    for name in ("patch.toml", "runtime.py"):
-        shutil.copy(FOLDER / name, folder / name)
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__", "*.md"))
     monkeypatch.setattr(patches, "data_dir", lambda kind: tmp_path / kind)
     return folder
 
@@ -39,6 +37,16 @@ def test_load_reads_what_the_patch_says_of_itself() -> None:
     assert (OEA.package, OEA.module) == ("sglang.srt.layers.moe", "_surgeon_oea")
     assert list(OEA.wants) == about["target"]["wants"]
     assert OEA.settings == {key: spec["default"] for key, spec in about["settings"].items()}
+    assert (OEA.announce, OEA.announce_flag) == (about["announce"]["function"], about["target"]["flag"])
+
+
+def test_every_module_is_shipped_as_it_lies_there_and_none_is_forgotten() -> None:
+    """What patch.toml lists is what the folder holds; the runtime goes last, since it imports the others."""
+    about = tomllib.loads((FOLDER / "patch.toml").read_text(encoding="utf-8"))
+    assert [part.name for part in OEA.parts] == list(about["modules"])
+    assert {*about["modules"].values(), "runtime.py"} == {path.name for path in FOLDER.glob("*.py")}
+    assert [part.content for part in OEA.parts] == [(FOLDER / file).read_bytes() for file in about["modules"].values()]
+    assert OEA.shipped[-1].content == OEA.runtime
 
 
 def test_an_unknown_patch_is_refused_with_the_known_ones() -> None:
@@ -79,7 +87,7 @@ def test_the_hash_depends_on_the_bytes_alone(copy: Path) -> None:
     assert patches.load("oea").hash == here
 
 
-@pytest.mark.parametrize("name", ["patch.toml", "runtime.py"])
+@pytest.mark.parametrize("name", ["patch.toml", *sorted(path.name for path in FOLDER.glob("*.py"))])
 def test_the_hash_changes_with_any_byte_of_what_shapes_the_patch(copy: Path, name: str) -> None:
     """One more comment in the runtime or in patch.toml is another patch, and the shipped module says so."""
     before = patches.load("oea").hash
@@ -150,6 +158,12 @@ def test_a_number_is_accepted_exactly_inside_its_range(data: st.DataObject) -> N
         ({"min_rows": 9, "max_rows": 8}, "min_rows is 9; expected at most max_rows, 8"),
         ({"min_rows": 65}, "min_rows is 65; expected at most max_rows, 64"),
         ({"max_rows": 2}, "min_rows is 3; expected at most max_rows, 2"),
+        ({"p": 0}, r"expected 0\.001\.\.1\.0"),
+        ({"k0_schedule": [[3, 4, 6], [4, 8, 5]]}, "rising order without overlap"),
+        ({"k0_schedule": [[5, 4, 6]]}, "has 5-4:6"),
+        ({"k0_schedule": [[1, 4097, 6]]}, "has 1-4097:6"),
+        ({"k0_schedule": [[1, 4, 0]]}, "has 1-4:0"),
+        ({"k0_schedule": "3-4:6"}, r"expected a list of \[low, high, k0\]"),
     ],
 )
 def test_a_value_that_no_model_could_use_is_refused(asked: dict[str, Any], words: str) -> None:
@@ -159,10 +173,39 @@ def test_a_value_that_no_model_could_use_is_refused(asked: dict[str, Any], words
     assert caught.value.exit_code == 2
 
 
-def test_switches_at_their_default_are_left_out_of_the_one_line() -> None:
-    """People read what was chosen; a switch is named only when it is not as usual."""
-    assert OEA.say({"enabled": True, "k0": 4, "stats": False}) == "k0 = 4"
+def test_what_is_at_its_default_is_left_out_of_the_one_line() -> None:
+    """People read what was chosen: k0 or the schedule that stands for it, and what is not as usual."""
+    assert OEA.say({"enabled": True, "k0": 4, "stats": False, "refill": "native"}) == "k0 = 4"
     assert OEA.say({"enabled": False, "k0": 4}) == "enabled = False, k0 = 4"
+    assert OEA.say({"k0": 4, "refill": "strict"}) == "k0 = 4, refill = strict"
+    assert OEA.say({"k0": 4, "k0_schedule": [[1, 2, 8], [3, 3, 6]]}) == "k0_schedule = 1-2:8,3:6"
+
+
+@given(st.lists(st.integers(1, 4096), min_size=2, max_size=20, unique=True), st.integers(1, 64))
+def test_a_schedule_is_read_as_it_is_said(bounds: list[int], k0: int) -> None:
+    """Any schedule that passes the check survives being shown and typed again."""
+    bounds.sort()
+    ranges = [[low, high, k0] for low, high in zip(bounds[::2], bounds[1::2], strict=False)]
+    OEA.check({"k0_schedule": ranges})
+    assert patches.read_schedule(patches.say_schedule(ranges)) == ranges
+
+
+@pytest.mark.parametrize("text", ["", "3-4", "3-4:", ":4", "a-4:2", "3-4:6;5-8:5", "3--4:6"])
+def test_a_schedule_that_is_none_is_refused_with_an_example(text: str) -> None:
+    """Exit 2 before a node is asked."""
+    with pytest.raises(UsageError, match="no part of a schedule") as caught:
+        patches.read_schedule(text)
+    assert "1-2:8,3-4:6" in caught.value.advice
+
+
+def test_one_k0_takes_a_schedule_away_and_a_schedule_leaves_k0_alone() -> None:
+    """What is typed last holds: a single number means every batch."""
+    base = {**OEA.settings, "k0": 4, "k0_schedule": [[3, 4, 6]], "refill": "strict"}
+    assert OEA.complete({"k0": 5, "refill": None}, base) == {**base, "k0": 5, "k0_schedule": []}
+    assert OEA.complete({"k0_schedule": [[1, 8, 7]]}, base) == {**base, "k0_schedule": [[1, 8, 7]]}
+    assert OEA.complete({"k0": 3}) == {**OEA.settings, "k0": 3}
+    assert OEA.k0s(base) == [(6, "--schedule")]
+    assert OEA.k0s({**base, "k0_schedule": []}) == [(4, "--k0")]
 
 
 def test_in_a_checkout_patches_and_recipes_are_those_at_the_top() -> None:

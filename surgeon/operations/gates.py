@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from surgeon.patches import Patch
     from surgeon.server.model import Server
 
-# A decode batch must lie inside the row-count gate (3 to 64) for the patch to act, so proof needs company.
-PROOF_ROWS: Final = 8
 PROOF_TOKENS: Final = 8
 # Beacons are written from inside the forward pass; this is how long a rank may take to write its file.
 BEACON_WAIT_S: Final = 20.0
@@ -140,13 +138,17 @@ def _demand_beacons(node: Node, server: Server, wanted: Wanted, observer: Observ
     """Send enough traffic for the patch to act, then demand every worker's beacon."""
     assert wanted.patch is not None  # noqa: S101 - the caller asked only with a patch
     began = time.monotonic()
+    asked = proof.read_settings(wanted.settings_text)
+    if not asked.get("enabled", True):
+        return Gate("beacons", passed=True, detail="none is demanded: the settings file says that it is off")
+    rows = proof.rows_that_count(wanted.patch, asked)
     with observer.step("Proof: beacons from inside the forward pass") as step:
         # One request that carries a batch: separate ones need not meet in one pass.
         request = {
             "method": "POST",
             "path": "/generate",
             "json": {
-                "text": [f"The quick brown fox jumps over {n} lazy dogs." for n in range(PROOF_ROWS)],
+                "text": [f"The quick brown fox jumps over {n} lazy dogs." for n in range(rows)],
                 "sampling_params": {"max_new_tokens": PROOF_TOKENS, "temperature": 0.0, "ignore_eos": True},
             },
             "timeout_s": 120.0,

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from surgeon.operations.survey import Survey
     from surgeon.patches import Patch
 
+# Rows of the passes that prove it, where settings let them count: requests that are sent together, and end soon.
+_ROWS: Final = 8
 # Keys of the settings file that say how it was written rather than what is wanted.
 _BOOKKEEPING: Final = frozenset({"schema", "generation", "beacon_dir", "at_pass"})
 
@@ -24,16 +26,30 @@ def beacon_dir(survey: Survey) -> str:
 
 def present_settings(text: str | None, wanted: Mapping[str, Any]) -> tuple[int, bool]:
     """The generation of the settings on the node, and whether they are what is wanted."""
-    if not text:
-        return 0, False
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return 0, False
-    if not isinstance(found, dict):
+    found = read_settings(text)
+    if not found:
         return 0, False
     asked = {k: v for k, v in wanted.items() if k not in _BOOKKEEPING}
     return int(found.get("generation") or 0), all(found.get(k) == v for k, v in asked.items())
+
+
+def read_settings(text: str | None) -> dict[str, Any]:
+    """The settings file on the node; empty if there is none, or it cannot be read."""
+    try:
+        found = json.loads(text or "null")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def rows_that_count(patch: Patch, settings: Mapping[str, Any]) -> int:
+    """How many rows a decode pass must have for the patch to act: where these settings keep the fewest experts."""
+    for name, spec in patch.specs.items():
+        if spec["type"] == "schedule" and settings.get(name):
+            low, high, _ = min(settings[name], key=lambda part: int(part[2]))
+            return min(max(int(low), _ROWS), int(high))
+    low, high = (int(settings.get(name, patch.settings[name])) for name in ("min_rows", "max_rows"))
+    return min(max(low, _ROWS), high)
 
 
 def next_generation(survey: Survey) -> int:

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 AHEAD: Final = 32
 # A beacon tells its pass counter at most once a second: one that stands still for longer than that has stopped.
 STILL_S: Final = 1.3
-ARM_S: Final = 10.0
+ARM_S: Final = 5.0
 CARRY_S: Final = 120.0
+# A rank that is past the pass and says nothing within this has not changed.
+STUCK_S: Final = 5.0
 POLL_S: Final = 0.1
 _WAIT_POLL_S: Final = 0.5
 _RENEW_S: Final = 30.0
@@ -255,15 +257,19 @@ class Switching:
             told = self.requests()
             if told is not None and told.requests:
                 self.observer.warn("requests came in meanwhile: the settings change in the middle of them")
+            past = 0.0
             while True:
                 ranks = self.look()
                 _refuse_refused(ranks, attempt.generation)
                 waiting = [rank for rank in ranks if rank.generation != attempt.generation]
                 if not waiting:
                     break
-                if time.monotonic() - began > CARRY_S:
+                behind = [rank for rank in waiting if rank.passes < attempt.at_pass]
+                past = past or (time.monotonic() if not behind else 0.0)
+                if time.monotonic() - began > CARRY_S or (past and time.monotonic() - past > STUCK_S):
                     raise SurgeonError(f"{waiting[0].name} has not taken the settings into force")
-                self.generate(max(1, attempt.at_pass - min(rank.passes for rank in waiting) + 2))
+                if behind:
+                    self.generate(attempt.at_pass - min(rank.passes for rank in behind) + 1)
                 step.progress(waiting[0].name)
                 time.sleep(POLL_S)
             passes = sorted({rank.from_pass for rank in ranks})

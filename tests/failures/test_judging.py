@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.bed import make_bed, topk
-from tests.support.servers import install_companions
+from tests.support.packages import install_companions
 
 if TYPE_CHECKING:
     from pathlib import Path

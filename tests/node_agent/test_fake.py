@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from surgeon.bench.smoke import CODE, Load, read_run
 from surgeon.environment.probe import CODE as PROBE
 from surgeon.environment.probe import read_probe
-from tests.support.servers import FakeServer, install_companions
+from tests.support.packages import install_companions
 
 if TYPE_CHECKING:
     from surgeon.node.client import Node
+    from tests.support.servers import FakeServer
 
 
 def test_the_smoke_benchmark_runs_against_it(fake: FakeServer, node: Node) -> None:

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from surgeon.node.agent import packages
-from tests.support.servers import TOPK, install_package
+from tests.support.packages import TOPK, install_package
 
 if TYPE_CHECKING:
     from pathlib import Path

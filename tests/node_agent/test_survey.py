@@ -18,7 +18,8 @@ import pytest
 from surgeon.node.agent import interpreter, processes, survey
 from surgeon.node.agent.state import site_id
 from tests.support.local_node import context, server_at
-from tests.support.servers import TOPK, FakeServer, install_package
+from tests.support.packages import TOPK, install_package
+from tests.support.servers import FakeServer
 from tests.support.wheels import member
 
 if TYPE_CHECKING:

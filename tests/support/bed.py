@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surgeon import patches, surgery
+from surgeon.operations import grafts
 from tests.support.command import Answer
 from tests.support.servers import FakeServer
 from tests.support.ssh import openssh_node
@@ -30,16 +31,49 @@ FAULTY_PYTHON = Path(__file__).with_name("faulty_python.py")
 RELEASE = "0.5.9"
 
 
+RUNNER = f"sglang/{surgery.FORWARD.file}"
+
+
 def topk() -> bytes:
     """The topk.py of a release's wheel."""
     return member(RELEASE)
 
 
-def grafted(source: bytes) -> bytes:
-    """What topk.py is once the patch is in."""
-    oea = patches.load("oea")
-    spec = surgery.GraftSpec(patch=oea.name, version=oea.version, stamp=oea.stamp, wants=oea.wants)
-    return surgery.graft(source, spec).result
+def runner() -> bytes:
+    """The model_runner.py of the same wheel."""
+    return member(RELEASE, RUNNER)
+
+
+def grafted(source: bytes, place: surgery.Place = surgery.EXPERTS) -> bytes:
+    """What a file is once the patch is in."""
+    return surgery.graft(source, grafts.graft_spec(patches.load("oea"), place)).result
+
+
+@dataclass
+class Running:
+    """A surgeon at work."""
+
+    child: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+    timeout_s: float = 120.0
+
+    def said(self, text: str) -> None:
+        """Wait until it has said this on standard error, or has ended."""
+        await_(lambda: text in self.err.read_text("utf-8") or self.child.poll() is not None)
+
+    @property
+    def answer(self) -> Answer:
+        """What it came to."""
+        return Answer(self.child.returncode, self.out.read_text("utf-8"), self.err.read_text("utf-8"))
+
+
+def await_(done: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Wait until something is so."""
+    until = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < until, "it never came to that"
+        time.sleep(0.02)
 
 
 @dataclass
@@ -52,6 +86,7 @@ class Bed:
         ssh: the SSH server and the client's keys.
         settings: what surgeon.toml says.
         original: topk.py's bytes as they were installed.
+        original_runner: those of model_runner.py; empty for a release without one.
     """
 
     root: Path
@@ -59,10 +94,12 @@ class Bed:
     ssh: SshNode
     settings: dict[str, Any] = field(default_factory=dict)
     original: bytes = b""
+    original_runner: bytes = b""
 
     def __post_init__(self) -> None:
         """Aim surgeon.toml at the node."""
         self.original = self.fake.topk.read_bytes()
+        self.original_runner = self._runner()
         self.settings = {
             "host": "node",
             "ssh_config": str(self.ssh.config),
@@ -89,6 +126,16 @@ class Bed:
             interrupt_when: press Ctrl-C each time that the next of these has been said on standard error.
             timeout_s: seconds until the test gives up.
         """
+        with self.beginning(*words) as running:
+            for said in interrupt_when:
+                running.said(said)
+                running.child.send_signal(signal.SIGINT)
+            running.timeout_s = timeout_s
+        return running.answer
+
+    @contextlib.contextmanager
+    def beginning(self, *words: str) -> Iterator[Running]:
+        """Begin ``surgeon WORDS`` and have it end before the block is left."""
         out, err = self.root / "stdout", self.root / "stderr"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             child = subprocess.Popen(
@@ -99,17 +146,14 @@ class Bed:
                 env={**os.environ, "SURGEON_CONFIG": str(self.root / "surgeon.toml"), "COLUMNS": "200"},
                 start_new_session=True,
             )
-            (self.root / "client.pid").write_text(str(child.pid), encoding="ascii")
-            for said in interrupt_when:
-                self._await(lambda said=said: said in err.read_text("utf-8") or child.poll() is not None)  # type: ignore[misc]
-                child.send_signal(signal.SIGINT)
-            try:
-                child.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-                raise
-        return Answer(child.returncode, out.read_text("utf-8"), err.read_text("utf-8"))
+        (self.root / "client.pid").write_text(str(child.pid), encoding="ascii")
+        running = Running(child, out, err)
+        try:
+            yield running
+            child.wait(running.timeout_s)
+        finally:
+            child.kill()
+            child.wait()
 
     def apply(self, *words: str, **options: Any) -> Answer:
         """Apply, without a benchmark, and give the server ten seconds to get ready."""
@@ -165,7 +209,7 @@ class Bed:
 
     def await_break(self) -> None:
         """Wait until the moment of the last ``break_at`` has come."""
-        self._await(lambda: self.broke)
+        await_(lambda: self.broke)
 
     def await_agents(self) -> None:
         """Wait until no agent works on the node any more; one goes on when its connection is cut."""
@@ -179,14 +223,7 @@ class Bed:
                         return False
             return True
 
-        self._await(idle)
-
-    @staticmethod
-    def _await(done: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        until = time.monotonic() + timeout_s
-        while not done():
-            assert time.monotonic() < until, "it never came to that"
-            time.sleep(0.02)
+        await_(idle)
 
     # ------------------------------------------------------------ what is true on the node
 
@@ -214,18 +251,23 @@ class Bed:
         """The names beside topk.py."""
         return {path.name for path in self.moe.iterdir()} - {"__pycache__"}
 
+    def _runner(self) -> bytes:
+        return self.fake.runner.read_bytes() if self.fake.runner.exists() else b""
+
     def is_original(self) -> bool:
         """Whether the package is byte for byte as installed, with nothing beside."""
-        return self.fake.topk.read_bytes() == self.original and self.names() == {"__init__.py", "topk.py"}
+        both = (self.fake.topk.read_bytes(), self._runner())
+        return both == (self.original, self.original_runner) and self.names() == {"__init__.py", "topk.py"}
 
     def is_patched(self) -> bool:
-        """Whether the patch is in, whole: the graft, the runtime and the settings, and nothing else."""
+        """Whether the patch is in, whole: both grafts, every module and the settings, and nothing else."""
         oea = patches.load("oea")
-        names = {"__init__.py", "topk.py", f"{oea.module}.py", f"{oea.module}.json"}
+        shipped = {f"{module.name}.py": module.content for module in oea.shipped}
+        runner = grafted(self.original_runner, surgery.FORWARD) if self.original_runner else b""
         return (
-            self.names() == names
-            and self.fake.topk.read_bytes() == grafted(self.original)
-            and (self.moe / f"{oea.module}.py").read_bytes() == oea.runtime
+            self.names() == {"__init__.py", "topk.py", f"{oea.module}.json", *shipped}
+            and (self.fake.topk.read_bytes(), self._runner()) == (grafted(self.original), runner)
+            and all((self.moe / name).read_bytes() == content for name, content in shipped.items())
             and json.loads((self.moe / f"{oea.module}.json").read_text("utf-8"))["schema"].startswith("surgeon/")
         )
 
@@ -249,19 +291,23 @@ class Bed:
 
 
 @contextlib.contextmanager
-def make_bed(root: Path, *, source: bytes | None = None, options: tuple[str, ...] = ()) -> Iterator[Bed]:
+def make_bed(
+    root: Path, *, source: bytes | None = None, other: bytes | None = None, options: tuple[str, ...] = ()
+) -> Iterator[Bed]:
     """Make a node with sglang installed; nothing serves yet.
 
     Args:
         root: an empty folder.
         source: topk.py; None for the release's own.
+        other: model_runner.py; None for the release's own, empty for none.
         options: further words of the server's launch.
     """
     root.mkdir(parents=True, exist_ok=True)
     (root / "ssh").mkdir()
     code = topk() if source is None else source
+    executor = runner() if other is None else other or None
     with (
         openssh_node(root / "ssh") as ssh,
-        FakeServer.install(root / "fake", topk=code, version=RELEASE, options=options) as fake,
+        FakeServer.install(root / "fake", topk=code, runner=executor, version=RELEASE, options=options) as fake,
     ):
         yield Bed(root, fake, ssh)

@@ -44,11 +44,16 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def now() -> dict[str, Any]:
+    """Return the behaviour as it is now: what goes wrong between two requests is switched while the server runs."""
+    return dict(json.loads(Path(os.environ["FAKE_SGLANG"]).read_text(encoding="utf-8")))
+
+
 # ---------------------------------------------------------------- a rank
 
 
 def patched_settings() -> dict[str, Any] | None:
-    """Return the settings that a rank runs with; None when topk.py does not call a runtime that is there."""
+    """Return the settings beside topk.py; None when topk.py does not call a runtime that is there."""
     runtime, settings = MOE / "_surgeon_oea.py", MOE / "_surgeon_oea.json"
     if b"_surgeon_oea" not in (MOE / "topk.py").read_bytes() or not runtime.exists() or not settings.exists():
         return None
@@ -59,46 +64,113 @@ if patched_settings() is not None:
     BEHAVIOUR.update(BEHAVIOUR["patched"])
 
 
-def write_beacon(rank: int, ranks: int, *, applied: bool) -> None:
-    """Write what the runtime inside a real rank would write."""
-    settings = patched_settings()
-    if settings is None or rank in BEHAVIOUR["beacon_silent_ranks"]:
-        return
-    runtime = (MOE / "_surgeon_oea.py").read_text(encoding="utf-8")
-    stamped = re.search(r'^PATCH_HASH\b.*= "([^"]*)"', runtime, re.MULTILINE)
-    versioned = re.search(r'^PATCH_VERSION\b.*= "([^"]*)"', runtime, re.MULTILINE)
-    words = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    override = os.environ.get("SGLANG_OEA_K0")
-    in_force = {**settings, **({"k0": int(override)} if override else {})}
-    beacon = {
-        "schema": "surgeon/beacon/1",
-        "pid": os.getpid(),
-        "start_ticks": int(words[19]),
-        "started": time.time(),
-        "rank": rank,
-        "world_size": ranks,
-        "patch": "oea",
-        "patch_version": versioned.group(1) if versioned else None,
-        "patch_hash": BEHAVIOUR["beacon_hash"] or (stamped.group(1) if stamped else None),
-        "sglang_version": "0.5.9",
-        "state": "on",
-        "layers": 4,
-        "phase": "unknown (row-count gate)",
-        "applied": applied and BEHAVIOUR["beacon_applied"],
-        "rows": 8 if applied else 0,
-        "capture": "eager",
-        "skipped": None,
-        "settings": in_force,
-        "settings_source": "environment" if override else "file",
-        "settings_problem": BEHAVIOUR["beacon_settings_problem"],
-        "generation": settings.get("generation"),
-        "written": time.time(),
-    }
-    folder = Path(settings["beacon_dir"])
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = folder / f".{os.getpid()}.partial"
-    partial.write_text(json.dumps(beacon), encoding="utf-8")
-    partial.rename(folder / f"{os.getpid()}.json")
+class Rank:
+    """What the runtime inside a real rank does: it counts passes, and takes new settings over at one of them."""
+
+    def __init__(self, rank: int, ranks: int, counter: Path) -> None:
+        """Import what lies beside topk.py, as a process does once."""
+        self.rank, self.ranks, self.counter = rank, ranks, counter
+        found = patched_settings()
+        self.patched = found is not None
+        self.settings: dict[str, Any] = found or {}
+        self.runtime = (MOE / "_surgeon_oea.py").read_text(encoding="utf-8") if self.patched else ""
+        runner = MOE.parent.parent / "model_executor" / "model_runner.py"
+        self.announced = runner.exists() and b"_surgeon_oea" in runner.read_bytes()
+        self.passes = 0
+        self.from_pass = 0
+        self.armed: dict[str, Any] | None = None
+        self.arming: dict[str, Any] = {}
+        self.refused: dict[str, Any] | None = None
+        self.seen = b""
+        self.applied = False
+        self.told: object = None
+
+    def turn(self) -> None:
+        """Do what a few passes, or none, and a look at the settings file come to; say what is new."""
+        if not self.patched:
+            return
+        faults = now()
+        self._read(faults)
+        try:
+            self.passes = int(self.counter.read_text(encoding="ascii")) if self.announced else 0
+        except (OSError, ValueError):
+            return
+        held = self.rank in faults["stubborn_ranks"]
+        if self.armed and self.passes >= self.armed["at_pass"] and not held:
+            late = 1 if self.rank in faults["skewed_ranks"] else 0
+            self.settings, self.from_pass, self.armed = self.arming, self.armed["at_pass"] + late, None
+        news = (self.passes, self.from_pass, self.armed, self.refused, self.settings.get("generation"), self.applied)
+        if self.applied and news != self.told:
+            self.told = news
+            self.write_beacon()
+
+    def _read(self, faults: dict[str, Any]) -> None:
+        if not self.announced or self.rank in faults["deaf_ranks"]:
+            return
+        try:
+            content = (MOE / "_surgeon_oea.json").read_bytes()
+        except OSError:
+            return
+        if content == self.seen:
+            return
+        self.seen, file = content, json.loads(content)
+        generation, in_force = file["generation"], self.settings["generation"]
+        if generation == in_force:
+            self.armed = None
+        if generation <= in_force or file.get("at_pass") is None:
+            return
+        why = faults["refusing_ranks"].get(str(self.rank))
+        if self.passes >= file["at_pass"]:
+            why = f"read at pass {self.passes}, which is not before {file['at_pass']}"
+        if why:
+            self.refused = {"generation": generation, "why": why}
+            return
+        if faults["dies_armed"]:
+            os.kill(os.getppid(), signal.SIGKILL)
+        self.arming = file
+        self.armed = {"generation": generation, "at_pass": file["at_pass"], "pass": self.passes}
+
+    def write_beacon(self) -> None:
+        """Write what the runtime inside a real rank would write."""
+        if self.rank in BEHAVIOUR["beacon_silent_ranks"]:
+            return
+        stamped = re.search(r'^PATCH_HASH\b.*= "([^"]*)"', self.runtime, re.MULTILINE)
+        versioned = re.search(r'^PATCH_VERSION\b.*= "([^"]*)"', self.runtime, re.MULTILINE)
+        words = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        override = os.environ.get("SGLANG_OEA_K0")
+        beacon = {
+            "schema": "surgeon/beacon/1",
+            "pid": os.getpid(),
+            "start_ticks": int(words[19]),
+            "started": time.time(),
+            "rank": self.rank,
+            "world_size": self.ranks,
+            "patch": "oea",
+            "patch_version": versioned.group(1) if versioned else None,
+            "patch_hash": BEHAVIOUR["beacon_hash"] or (stamped.group(1) if stamped else None),
+            "sglang_version": "0.5.9",
+            "state": "on",
+            "layers": 4,
+            "gate": "forward-mode" if self.announced else "row-count",
+            "pass": self.passes,
+            "armed": self.armed,
+            "refused": self.refused,
+            "in_force": {"generation": self.settings["generation"], "from_pass": self.from_pass},
+            "applied": self.applied and BEHAVIOUR["beacon_applied"],
+            "rows": 8 if self.applied else 0,
+            "capture": "eager",
+            "skipped": None,
+            "settings": {**self.settings, **({"k0": int(override)} if override else {})},
+            "settings_source": "environment" if override else "file",
+            "settings_problem": BEHAVIOUR["beacon_settings_problem"],
+            "generation": self.settings["generation"],
+            "written": time.time(),
+        }
+        folder = Path(self.settings["beacon_dir"])
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = folder / f".{os.getpid()}.partial"
+        partial.write_text(json.dumps(beacon), encoding="utf-8")
+        partial.rename(folder / f"{os.getpid()}.json")
 
 
 def be_a_child(rank: int, ranks: int, parent: int) -> None:
@@ -112,10 +184,18 @@ def be_a_child(rank: int, ranks: int, parent: int) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if rank >= 0:
         say(f"rank {rank} is up")
+    one = Rank(rank, ranks, counter_of(os.getppid()))
     while True:
-        # The launcher tells of a pass by this signal, blocked since before this process was born.
-        if signal.sigtimedwait({signal.SIGUSR1}, 0.5) and rank >= 0 and BEHAVIOUR["beacons"]:
-            write_beacon(rank, ranks, applied=True)
+        # The launcher tells of passes by this signal, blocked since before this process was born.
+        told = signal.sigtimedwait({signal.SIGUSR1}, 0.05)
+        if rank >= 0 and BEHAVIOUR["beacons"]:
+            one.applied = one.applied or told is not None
+            one.turn()
+
+
+def counter_of(launcher: int) -> Path:
+    """Return the file in which a launcher counts its passes."""
+    return Path(os.environ["FAKE_SGLANG"]).with_name(f"passes-{launcher}")
 
 
 def child(title: str, rank: int, ranks: int, *, orphan: bool = False) -> int:
@@ -142,7 +222,25 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     ready = False
     served = 0
+    passes = 0
     workers: tuple[int, ...] = ()
+    counting = threading.Lock()
+
+    def count(self, passes: int) -> None:
+        """Make some forward passes in every rank."""
+        with self.counting:
+            self.passes += passes
+            counter = counter_of(os.getpid())
+            counter.with_suffix(".partial").write_text(str(self.passes), encoding="ascii")
+            counter.with_suffix(".partial").rename(counter)
+
+    def be_busy(self) -> None:
+        """Make the passes of requests that never end, while there are to be some."""
+        while True:
+            time.sleep(0.1)
+            more = now()["passes_a_second"] // 10
+            if more:
+                self.count(more)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -179,7 +277,10 @@ class Handler(BaseHTTPRequestHandler):
             model, key = value_of("--model-path", ""), value_of("--api-key", "")
             info = {"version": "0.5.9", "model_path": model, "tp_size": int(value_of("--tp", "1")), "api_key": key}
             self.answer(200, {**info, "moe_runner_backend": "auto", "internal_states": [{"big": 1}]})
-        elif self.path != "/server_info":
+        elif self.path == now()["loads"] and self.allowed():
+            told = {"num_running_reqs": now()["requests"], "num_waiting_reqs": 0, "num_reqs": now()["requests"]}
+            self.answer(200, [told] if self.path == "/get_load" else {"loads": [told]})
+        elif self.path not in ("/server_info", now()["loads"]):
             self.answer(404, {})
 
     def do_POST(self) -> None:
@@ -200,8 +301,12 @@ class Handler(BaseHTTPRequestHandler):
         if BEHAVIOUR["die_on_generate"]:
             say("Scheduler hit an exception: " + BEHAVIOUR["die_log"])
             os._exit(1)
+        self.server.count(int(asked["sampling_params"]["max_new_tokens"]))
         for pid in self.server.workers:
             os.kill(pid, signal.SIGUSR1)
+        if now()["refuses_to_generate"]:
+            self.answer(500, {"error": {"message": "out of memory"}})
+            return
         count = int(asked["sampling_params"]["max_new_tokens"]) + BEHAVIOUR["extra_tokens"]
         latency = float("nan") if BEHAVIOUR["nan"] else 0.01
         meta = {
@@ -261,6 +366,8 @@ def main() -> None:
             starting(1.0)
     server = Server(("127.0.0.1", port), Handler)
     server.workers = tuple(workers)
+    server.count(0)
+    threading.Thread(target=server.be_busy, daemon=True).start()
     timer = threading.Timer(BEHAVIOUR["warm_up_s"], setattr, [server, "ready", True])
     timer.daemon = True
     timer.start()

@@ -10,20 +10,16 @@ starts, restarts by surgeon included, carries its token in the environment and i
     server.behave(start_s=2.0)
     server.start()
 
-The faults are read when a server starts, so ``behave`` between a start and a restart changes what the restart does.
+Most faults are read when a server starts, so ``behave`` between a start and a restart changes what the restart does;
+those of a change of settings are read when they matter.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import csv
-import hashlib
-import io
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -33,37 +29,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tests.support.packages import TOPK, install_companions, install_package
+
 if TYPE_CHECKING:
     from types import TracebackType
 
-LAUNCHER = Path(__file__).with_name("fake_launch_server.py")
-BENCH = Path(__file__).with_name("fake_bench_serving.py")
 MARK = "FAKE_SGLANG_TOKEN"
-
-# Enough of the real one for tests that only move its bytes about.
-TOPK = b'''"""Chooses experts."""
-
-
-def select_experts(hidden_states, router_logits, topk_config, *, num_token_non_padded=None):
-    topk_weights, topk_ids = fused_topk(hidden_states, router_logits, topk_config.top_k)
-    get_global_expert_distribution_recorder().on_select_experts(topk_ids=topk_ids)
-    return StandardTopKOutput(topk_weights, topk_ids, router_logits)
-'''
-
-METADATA = """Metadata-Version: 2.4
-Name: sglang
-Version: {version}
-Requires-Python: >=3.10
-License:                                  Apache License
-        
-        Version: 99.9 of the licence, which is no field
-Requires-Dist: transformers==4.57.1
-Requires-Dist: torch==2.9.1
-Requires-Dist: pytest; extra == "test"
-
-# sglang
-Requires-Dist: not-a-field
-"""  # noqa: W293 - METADATA of 0.5.9 has such lines
 
 CONFIG = {
     "architectures": ["Glm4MoeForCausalLM"],
@@ -100,6 +71,16 @@ class Behaviour:
         beacon_settings_problem: what beacons say of their settings.
         beacon_silent_ranks: ranks that write none.
         patched: switches that hold only while topk.py calls the runtime beside it, over those above.
+        loads: the endpoint that tells the load; None for a release that has none. This and all below is read anew
+            whenever it matters, so that it can be switched while the server runs.
+        requests: how many requests are running, as that endpoint says.
+        passes_a_second: forward passes of requests that never end.
+        deaf_ranks: ranks that do not read new settings.
+        refusing_ranks: why a rank refuses new settings, by its number as text.
+        stubborn_ranks: ranks that arm new settings and never take them into force.
+        skewed_ranks: ranks that take them into force a pass late.
+        dies_armed: whether the launcher dies when a rank arms new settings.
+        refuses_to_generate: whether generations are answered by an error.
     """
 
     start_s: float = 0.0
@@ -124,6 +105,15 @@ class Behaviour:
     beacon_settings_problem: str | None = None
     beacon_silent_ranks: tuple[int, ...] = ()
     patched: dict[str, Any] = field(default_factory=dict)
+    loads: str | None = "/v1/loads"
+    requests: int = 0
+    passes_a_second: int = 0
+    deaf_ranks: tuple[int, ...] = ()
+    refusing_ranks: dict[str, str] = field(default_factory=dict)
+    stubborn_ranks: tuple[int, ...] = ()
+    skewed_ranks: tuple[int, ...] = ()
+    dies_armed: bool = False
+    refuses_to_generate: bool = False
 
 
 def free_port() -> int:
@@ -131,86 +121,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def install_package(
-    site: Path, *, topk: bytes = TOPK, version: str = "0.5.9", record: bool = True, dist_info: bool = True
-) -> Path:
-    """Lay out a package ``sglang`` and its dist-info as an installer would; return the package's folder.
-
-    Args:
-        site: the site-packages folder.
-        topk: the bytes of topk.py.
-        version: what METADATA says.
-        record: whether there is a RECORD.
-        dist_info: whether there is a dist-info at all.
-    """
-    package = site / "sglang"
-    moe = package / "srt" / "layers" / "moe"
-    moe.mkdir(parents=True)
-    files = {package / "launch_server.py": LAUNCHER.read_bytes(), moe / "topk.py": topk}
-    files[package / "bench_serving.py"] = BENCH.read_bytes()
-    for folder in (package, package / "srt", package / "srt" / "layers", moe):
-        files[folder / "__init__.py"] = b""
-    files[package / "_version.py"] = f'__version__ = "{version}"\n'.encode()
-    if dist_info:
-        info = site / f"sglang-{version}.dist-info"
-        info.mkdir()
-        files[info / "METADATA"] = METADATA.format(version=version).encode()
-        files[info / "INSTALLER"] = b"pip\n"
-        if record:
-            files[info / "RECORD"] = _record(site, files)
-    for path, content in files.items():
-        path.write_bytes(content)
-    return package
-
-
-# What sglang of METADATA asks for: the versions, and as much of transformers as builds a config object.
-TRANSFORMERS = """import json, os
-__version__ = "{version}"
-
-
-class AutoConfig:
-    @staticmethod
-    def from_pretrained(path, trust_remote_code=False, local_files_only=False):
-        with open(os.path.join(path, "config.json")) as file:
-            known = json.load(file)
-        if known["model_type"] not in {knows!r}:
-            raise KeyError(known["model_type"])
-        return AutoConfig()
-"""
-
-
-def install_companions(
-    site: Path, *, transformers: str = "4.57.1", knows: tuple[str, ...] = ("glm4_moe",), torch: str = "2.9.1"
-) -> None:
-    """Lay out stand-ins for what sglang requires; called again, it replaces them, as an installer would.
-
-    Args:
-        site: the site-packages folder.
-        transformers: its version.
-        knows: the model types that it can build a config of.
-        torch: the version of torch, of which there is only the dist-info.
-    """
-    for name, version in (("transformers", transformers), ("torch", torch)):
-        for old in site.glob(f"{name}-*.dist-info"):
-            shutil.rmtree(old)
-        info = site / f"{name}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
-        (info / "INSTALLER").write_text("pip\n", encoding="utf-8")
-    code = TRANSFORMERS.format(version=transformers, knows=knows)
-    (site / "transformers").mkdir(exist_ok=True)
-    (site / "transformers" / "__init__.py").write_text(code, encoding="utf-8")
-
-
-def _record(site: Path, files: dict[Path, bytes]) -> bytes:
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    for path, content in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        writer.writerow([path.relative_to(site).as_posix(), f"sha256={digest}", len(content)])
-    return table.getvalue().encode()
 
 
 @dataclass
@@ -243,6 +153,7 @@ class FakeServer:
         root: Path,
         *,
         topk: bytes = TOPK,
+        runner: bytes | None = None,
         version: str = "0.5.9",
         options: tuple[str, ...] = (),
         environ: dict[str, str] | None = None,
@@ -253,6 +164,7 @@ class FakeServer:
         Args:
             root: an empty or missing folder.
             topk: the bytes of topk.py.
+            runner: those of model_runner.py; None for a release without one.
             version: sglang's version.
             options: further words of the launch, such as ``--tp 2``.
             environ: further variables of the launch.
@@ -264,7 +176,7 @@ class FakeServer:
             subprocess.run([base, "-m", "venv", "--without-pip", root / "venv"], check=True)
         python = root / "venv" / "bin" / "python"
         (site,) = (root / "venv" / "lib").glob("python3*/site-packages")
-        install_package(site, topk=topk, version=version)
+        install_package(site, topk=topk, runner=runner, version=version)
         install_companions(site)
         (root / "model").mkdir()
         (root / "model" / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
@@ -281,6 +193,11 @@ class FakeServer:
     def topk(self) -> Path:
         """The file that surgeon cuts."""
         return self.package / "srt" / "layers" / "moe" / "topk.py"
+
+    @property
+    def runner(self) -> Path:
+        """The other file that surgeon cuts, where there is one."""
+        return self.package / "srt" / "model_executor" / "model_runner.py"
 
     @property
     def model(self) -> Path:
@@ -301,7 +218,9 @@ class FakeServer:
     def behave(self, **switches: Any) -> None:
         """Change what the next start does; switches that are not named keep their values."""
         self.behaviour = replace(self.behaviour, **switches)
-        (self.root / "behaviour.json").write_text(json.dumps(asdict(self.behaviour)), encoding="utf-8")
+        partial = self.root / "behaviour.partial"
+        partial.write_text(json.dumps(asdict(self.behaviour)), encoding="utf-8")
+        partial.rename(self.root / "behaviour.json")
 
     def variables(self) -> dict[str, str]:
         """Return the environment it is started in."""
