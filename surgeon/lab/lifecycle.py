@@ -33,12 +33,14 @@ class Wanted:
         ranks: tensor-parallel size.
         bias: standard deviation of the routing rule's correction bias; 0 lets formulas apply.
         seed: of the model's weights.
+        options: further words of the server's launch.
     """
 
     sglang: str = recipes.DEFAULT
     ranks: int = 1
     bias: float = 0.0
     seed: int = 2
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class Description:
         """
         plain = json.loads(text)
         try:
-            asked = Wanted(**{field.name: plain[field.name] for field in dataclasses.fields(Wanted)})
+            words = {field.name: plain[field.name] for field in dataclasses.fields(Wanted)}
+            asked = Wanted(**{**words, "options": tuple(words["options"])})
             rest = [field.name for field in dataclasses.fields(cls) if field.name != "wanted"]
             return cls(wanted=asked, **{name: plain[name] for name in rest})
         except (KeyError, TypeError) as error:
@@ -183,7 +186,9 @@ def up(
             port, pid = before.description.port, before.server_pid or before.description.pid
             log = Path(before.description.log)
         else:
-            planned = server.plan(environment, model.folder, port=sshd.free_port(), ranks=wanted.ranks)
+            planned = server.plan(
+                environment, model.folder, port=sshd.free_port(), ranks=wanted.ranks, options=wanted.options
+            )
             with observer.step(f"Starting sglang {wanted.sglang} ({wanted.ranks} rank(s), about a minute)"):
                 pid = server.launch(planned, ranks=wanted.ranks, timeout_s=_START_TIMEOUT_S).pid
             port, log = planned.port, planned.log

@@ -41,7 +41,7 @@ class Launch:
     port: int
 
 
-def plan(environment: Environment, model: Path, *, port: int, ranks: int) -> Launch:
+def plan(environment: Environment, model: Path, *, port: int, ranks: int, options: tuple[str, ...] = ()) -> Launch:
     """How to launch the server.
 
     Args:
@@ -49,6 +49,7 @@ def plan(environment: Environment, model: Path, *, port: int, ranks: int) -> Lau
         model: the model's folder.
         port: to listen on.
         ranks: tensor-parallel size.
+        options: further words of the command line.
     """
     argv = [
         *(str(environment.python), "-m", _MODULE, "--model-path", str(model)),
@@ -62,6 +63,7 @@ def plan(environment: Environment, model: Path, *, port: int, ranks: int) -> Lau
         argv += ["--tp", str(ranks)]
     if environment.recipe.recorder:
         argv += ["--expert-distribution-recorder-mode", "per_pass"]
+    argv += options
     return Launch(tuple(argv), paths().logs / f"sglang-{port}.log", port)
 
 

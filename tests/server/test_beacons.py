@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from surgeon.server.beacons import judge, run_other_code
+from surgeon.server.beacons import Switch, judge, run_other_code, switches
 from surgeon.server.model import Worker
 
 HASH = "a" * 64
@@ -108,3 +108,19 @@ def test_a_server_without_workers_proves_nothing() -> None:
 def test_only_other_code_in_a_living_worker_is_past_waiting_for(beacons: list[dict[str, Any]], *, final: bool) -> None:
     """A beacon may still come or change; what a process has imported it keeps."""
     assert run_other_code(beacons, WORKERS, patch_hash=HASH) is final
+
+
+def test_how_far_each_rank_has_come_is_read_in_the_order_of_the_workers() -> None:
+    """What is armed, refused and in force; a rank that announces no passes cannot change while it runs."""
+    counting = {"gate": "forward-mode", "pass": 90, "in_force": {"generation": 2, "from_pass": 40}}
+    armed = {**counting, "armed": {"generation": 3, "at_pass": 120, "pass": 88}}
+    refused = {**counting, "refused": {"generation": 3, "why": "k0: too odd"}}
+    found = switches([beacon(11, **refused), beacon(10, **armed)], WORKERS)
+    settings = {"k0": 4, "enabled": True}
+    assert found == [
+        Switch("sglang::scheduler_TP0 (pid 10)", 90, 2, 40, settings, (3, 120), None),
+        Switch("sglang::scheduler_TP1 (pid 11)", 90, 2, 40, settings, None, (3, "k0: too odd")),
+    ]
+    (fixed,) = switches([beacon(10, gate="row-count", **{"pass": 0})], WORKERS[:1])
+    assert (fixed.generation, fixed.passes) == (None, 0)
+    assert switches([beacon(10, alive=False)], WORKERS) == []

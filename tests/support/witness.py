@@ -11,16 +11,16 @@ from surgeon.lab import wheels
 if TYPE_CHECKING:
     from surgeon.lab import lifecycle
 
-MEMBER = "sglang/srt/layers/moe/topk.py"
+MEMBERS = ("sglang/srt/layers/moe/topk.py", "sglang/srt/model_executor/model_runner.py")
 
 
-def topk_file(lab: lifecycle.Description) -> Path:
-    """The installed file."""
-    (path,) = Path(lab.python).parent.parent.glob(f"lib/python*/site-packages/{MEMBER}")
-    return path
+def cut_files(lab: lifecycle.Description) -> list[Path]:
+    """The installed files that surgeon cuts."""
+    site = Path(lab.python).parent.parent
+    return [path for member in MEMBERS for path in site.glob(f"lib/python*/site-packages/{member}")]
 
 
-def from_wheel(version: str) -> bytes:
-    """The file as the registry's wheel brings it: the outside witness of a rollback."""
+def from_wheel(version: str) -> list[bytes]:
+    """The same files as the registry's wheel brings them: the outside witness of a rollback."""
     with zipfile.ZipFile(wheels.fetch(version)) as wheel:
-        return wheel.read(MEMBER)
+        return [wheel.read(member) for member in MEMBERS]
