@@ -39,8 +39,8 @@ def codes(seen: dict[str, Any]) -> set[str]:
 @pytest.mark.wheels
 def test_a_running_server_tells_all_of_its_installation(node: Node, tmp_path: Path) -> None:
     """Interpreter, package, topk.py of a real release, model and resolved arguments, compared with the files."""
-    real = member("0.5.9")
-    with FakeServer.install(tmp_path / "real", topk=real, options=("--tp", "2")) as server:
+    real, executor = member("0.5.9"), member("0.5.9", "sglang/srt/model_executor/model_runner.py")
+    with FakeServer.install(tmp_path / "real", topk=real, runner=executor, options=("--tp", "2")) as server:
         pid = server.start()
         seen = look(node, server)
         assert seen["chosen"] == pid
@@ -64,6 +64,9 @@ def test_a_running_server_tells_all_of_its_installation(node: Node, tmp_path: Pa
             status.st_mtime_ns,
         )
         assert topk["writable"]
+        runner = seen["runner"]
+        assert base64.b64decode(runner["b64"]) == executor
+        assert runner["sha256"] == runner["record_sha256"] == hashlib.sha256(executor).hexdigest()
         assert seen["model"] == {
             "path": str(server.model),
             "name": str(server.model),
@@ -134,12 +137,16 @@ def test_an_edited_file_and_what_lies_beside_it_are_told(fake: FakeServer, node:
     runtime, settings = (fake.topk.with_name("_surgeon_oea" + ending) for ending in (".py", ".json"))
     runtime.write_bytes(b"active = True\n")
     settings.write_text('{"k0": 4}', encoding="utf-8")
-    seen = look(node, fake, module="_surgeon_oea")
+    (fake.topk.parent / "_surgeon_oea_operator.py").write_bytes(b"one = 1\n")
+    seen = look(node, fake, module="_surgeon_oea", parts=["_surgeon_oea_operator", "_surgeon_oea_kernel"])
     assert seen["topk"]["record_sha256"] == hashlib.sha256(TOPK).hexdigest() != seen["topk"]["sha256"]
     assert seen["beside"]["runtime"] == {
         "path": str(runtime),
         "sha256": hashlib.sha256(runtime.read_bytes()).hexdigest(),
     }
+    assert seen["beside"]["_surgeon_oea_operator"]["sha256"] == hashlib.sha256(b"one = 1\n").hexdigest()
+    assert seen["beside"]["_surgeon_oea_kernel"] is None
+    assert (seen["runner"], seen["present"]) == (None, {})
     assert seen["beside"]["settings"]["text"] == '{"k0": 4}'
 
 
@@ -313,3 +320,19 @@ def test_a_survey_changes_nothing_in_the_package(fake: FakeServer, node: Node) -
     before = state()
     look(node, fake)
     assert state() == before
+
+
+def test_every_file_that_the_ledger_ever_wrote_is_told_of(fake: FakeServer, node: Node) -> None:
+    """Also those that no version of today ships: a rollback to an old revision needs to know what is there."""
+    fake.start()
+    old, gone = fake.topk.parent / "_surgeon_old.py", fake.topk.parent / "_surgeon_gone.py"
+    site = {"site_id": site_id(str(fake.site))}
+    node.lease = node.call("lease", {**site, "action": "acquire"})["token"]
+    files = [
+        {"path": str(path), "b64": base64.b64encode(b"x = 1\n").decode(), "expect": None, "like": str(fake.topk)}
+        for path in (old, gone)
+    ]
+    node.call("commit", {**site, "record": {"kind": "apply"}, "files": files, "interpreter": sys.executable})
+    gone.unlink()
+    digest = hashlib.sha256(b"x = 1\n").hexdigest()
+    assert look(node, fake)["present"] == {str(old): digest, str(gone): None}
