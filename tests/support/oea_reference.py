@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-CLOSE = 1e-3  # shares and sums of weights nearer than this may be decided by rounding
+CLOSE = 2e-4  # shares and sums of weights nearer than this may be decided by rounding
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,11 @@ def fill(
     others = sorted((e for e in range(experts) if e not in base), key=lambda e: (-use[e], e))
     room = max(0, wanted.budget - len(base))
     if 0 < room < len(others):
-        last, next_one = others[room - 1], others[room]
-        if use[last] - use[next_one] < CLOSE and sorted(uses[last]) != sorted(uses[next_one]):
+        # Equal sums of equal parts are a tie and go by id; nearly equal ones of other parts are a matter of rounding.
+        close = [e for e in others if abs(use[e] - use[others[room]]) < CLOSE]
+        inside = {tuple(sorted(uses[e])) for e in close if e in others[:room]}
+        outside = {tuple(sorted(uses[e])) for e in close if e in others[room:]}
+        if inside and len(inside | outside) > 1:
             raise TooCloseToTell
     return base | set(others[:room])
 

@@ -27,6 +27,8 @@ torch.set_num_threads(1)
 
 PATCH = Path(__file__).parents[3] / "patches" / "oea"
 
+_SERIAL = count()
+
 # A batch that sglang could have routed: rows of 32 experts, 4 chosen each.
 PROLOGUE = """
 import json, os, sys, torch
@@ -128,25 +130,46 @@ def install(tmp_path: Path) -> Callable[..., Installed]:
     return lambda **settings: _install(tmp_path / "moe", **settings)
 
 
+def _load(folder: Path) -> ModuleType:
+    """The runtime of that folder, as a module of its own however often it is loaded."""
+    package = ModuleType(f"oea_{next(_SERIAL)}")
+    package.__path__ = [str(folder)]
+    sys.modules[package.__name__] = package
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("SGLANG_OEA_K0", raising=False)
+        return importlib.import_module(f"{package.__name__}._surgeon_oea")
+
+
 @pytest.fixture(scope="session")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModuleType]:
     """Load the runtime with these settings into this process; the same settings give the same module."""
     loaded: dict[str, ModuleType] = {}
-    serial = count()
 
     def runtime(**settings: Any) -> ModuleType:
         key = json.dumps(settings, sort_keys=True)
         if key not in loaded:
-            folder = _install(tmp_path_factory.mktemp("oea"), **settings).folder
-            package = ModuleType(f"oea_{next(serial)}")
-            package.__path__ = [str(folder)]
-            sys.modules[package.__name__] = package
-            with pytest.MonkeyPatch.context() as patched:
-                patched.delenv("SGLANG_OEA_K0", raising=False)
-                loaded[key] = importlib.import_module(f"{package.__name__}._surgeon_oea")
+            loaded[key] = _load(_install(tmp_path_factory.mktemp("oea"), **settings).folder)
         return loaded[key]
 
     return runtime
+
+
+@pytest.fixture
+def fresh(install: Callable[..., Installed]) -> Callable[..., ModuleType]:
+    """Load a runtime that has seen nothing yet; its thread does not run, `arm` does by hand what it would do."""
+
+    def runtime(**settings: Any) -> ModuleType:
+        found = _load(install(**settings).folder)
+        found._WATCH._started = True
+        return found
+
+    return runtime
+
+
+@pytest.fixture
+def rank() -> Callable[[Installed], ModuleType]:
+    """Load one more rank of a server: the installed files again, its thread running."""
+    return lambda installed: _load(installed.folder)
 
 
 @pytest.fixture(scope="session")
