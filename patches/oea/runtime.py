@@ -98,7 +98,7 @@ class _Now:
         self.policy = torch.tensor(self.table, dtype=torch.int64)
 
     def _hold(self, loaded: _settings.Loaded) -> None:
-        policy = loaded.settings.policy
+        policy = loaded.settings.operator_policy
         self.loaded = loaded
         self.is_plain = policy.is_plain
         self.table = _operator.pack(policy)
@@ -153,7 +153,7 @@ class _Now:
             self.armed, self.armed_at, self.armed_in = loaded, asked.at_pass or 0, self.number
 
     def _why_not(self, loaded: _settings.Loaded) -> Optional[str]:
-        asked, policy = loaded.settings, loaded.settings.policy
+        asked, policy = loaded.settings, loaded.settings.operator_policy
         latest = self.armed or self.loaded
         reach = max((high for _, high, _ in policy.schedule), default=0)
         for wrong, reason in (

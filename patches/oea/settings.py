@@ -51,7 +51,7 @@ class Settings(NamedTuple):
         return self.enabled and (self.k0 > 0 or bool(self.k0_schedule))
 
     @property
-    def policy(self) -> _operator.Policy:
+    def operator_policy(self) -> _operator.Policy:
         """What the operator is asked for; a policy without ranges if the patch is off."""
         ranges = self.k0_schedule or ((self.min_rows, self.max_rows, self.k0),)
         return _operator.Policy(
