@@ -30,3 +30,14 @@ def torch_layer() -> Path:
     from surgeon.lab.build import torch_layer as shared
 
     return shared()
+
+
+def triton_layer() -> Path:
+    """A folder with the Triton that goes with :func:`torch_layer`, to be put behind it; built on first use.
+
+    Raises:
+        SurgeonError: it could not be built.
+    """
+    from surgeon.lab.build import triton_layer as shared
+
+    return shared()

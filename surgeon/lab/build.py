@@ -110,6 +110,11 @@ def torch_layer(python: Path | None = None, *, progress: Progress | None = None)
     return _layer("torch", preflight.choose_python(recipe("0.5.9"), python), progress or Silent())
 
 
+def triton_layer(python: Path | None = None, *, progress: Progress | None = None) -> Path:
+    """A folder with Triton, which also needs what :func:`torch_layer` holds; arguments and errors as there."""
+    return _layer("triton", preflight.choose_python(recipe("0.5.9"), python), progress or Silent())
+
+
 def environment(release: Recipe, interpreter: Interpreter, *, progress: Progress) -> Environment:
     """The environment of one release, built unless a complete one is there.
 

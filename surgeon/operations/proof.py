@@ -57,7 +57,7 @@ def next_generation(survey: Survey) -> int:
     told = [present_settings((survey.beside.get("settings") or {}).get("text"), {})[0]]
     for beacon in survey.beacons:
         if beacon.get("alive"):
-            words = (beacon, beacon.get("armed") or {}, beacon.get("in_force") or {})
+            words = (beacon, *(beacon.get(name) or {} for name in ("armed", "refused", "in_force")))
             told += [int(word.get("generation") or 0) for word in words]
     return max(told) + 1
 

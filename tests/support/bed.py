@@ -87,6 +87,7 @@ class Bed:
         settings: what surgeon.toml says.
         original: topk.py's bytes as they were installed.
         original_runner: those of model_runner.py; empty for a release without one.
+        begun: how many commands were begun.
     """
 
     root: Path
@@ -95,6 +96,7 @@ class Bed:
     settings: dict[str, Any] = field(default_factory=dict)
     original: bytes = b""
     original_runner: bytes = b""
+    begun: int = 0
 
     def __post_init__(self) -> None:
         """Aim surgeon.toml at the node."""
@@ -136,7 +138,9 @@ class Bed:
     @contextlib.contextmanager
     def beginning(self, *words: str) -> Iterator[Running]:
         """Begin ``surgeon WORDS`` and have it end before the block is left."""
-        out, err = self.root / "stdout", self.root / "stderr"
+        # One may look on while another is at work.
+        self.begun += 1
+        out, err = self.root / f"stdout-{self.begun}", self.root / f"stderr-{self.begun}"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             child = subprocess.Popen(
                 [sys.executable, "-m", "surgeon", *words],

@@ -301,12 +301,12 @@ class Handler(BaseHTTPRequestHandler):
         if BEHAVIOUR["die_on_generate"]:
             say("Scheduler hit an exception: " + BEHAVIOUR["die_log"])
             os._exit(1)
-        self.server.count(int(asked["sampling_params"]["max_new_tokens"]))
-        for pid in self.server.workers:
-            os.kill(pid, signal.SIGUSR1)
         if now()["refuses_to_generate"]:
             self.answer(500, {"error": {"message": "out of memory"}})
             return
+        self.server.count(int(asked["sampling_params"]["max_new_tokens"]))
+        for pid in self.server.workers:
+            os.kill(pid, signal.SIGUSR1)
         count = int(asked["sampling_params"]["max_new_tokens"]) + BEHAVIOUR["extra_tokens"]
         latency = float("nan") if BEHAVIOUR["nan"] else 0.01
         meta = {

@@ -273,6 +273,11 @@ class FakeServer:
                     found.append(int(folder.name))
         return found
 
+    def pid_of(self, title: str) -> int:
+        """Return its process of that title."""
+        (found,) = (p for p in self.pids() if Path(f"/proc/{p}/cmdline").read_bytes().startswith(f"{title}\0".encode()))
+        return found
+
     def end(self) -> None:
         """End every process of it, however it was started."""
         while pids := self.pids():
