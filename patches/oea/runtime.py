@@ -142,6 +142,9 @@ class _Now:
         """Take the settings in at their pass, or refuse them; without a pass they are for processes that start."""
         asked = loaded.settings
         with self.lock:
+            if loaded.problem is None and asked.generation == self.loaded.settings.generation:
+                self.armed = None  # the file from before is back: the change was called off
+                return
             why = loaded.problem or self._why_not(loaded)
             if why is None and asked.at_pass is None:
                 return
@@ -411,8 +414,12 @@ def _first(reasons: Tuple[Tuple[bool, str], ...]) -> Optional[str]:
     return None
 
 
-def _why_left_alone(rows: int, k: int, *, capturing: bool) -> Optional[str]:
-    """Why the pass that runs is none to be re-routed, or None. Not for calls that torch.compile traces."""
+def _why_left_alone(rows: int, k: int, *, capturing: bool, counted: bool) -> Optional[str]:
+    """Why the pass that runs is none to be re-routed, or None. Not for calls that torch.compile traces.
+
+    Where the device alone knows how many rows hold tokens (a graph, or `counted`), the table of k0 decides there; calls
+    of more than twice the rows that it reaches to are spared the work.
+    """
     if capturing:
         runner = _runner()
         if runner != DECODE:
@@ -422,6 +429,8 @@ def _why_left_alone(rows: int, k: int, *, capturing: bool) -> Optional[str]:
         if _NOW.phase not in (DECODE, VERIFY):
             return _NOW.phase
         rows = min(rows, _NOW.rows)
+    elif counted and 0 < rows <= 2 * _NOW.reach:
+        return None
     k0 = _NOW.k0(rows)
     if k0 < 0:
         return f"rows outside {_NOW.ranges}" if _NOW.ranges else "switched off"
@@ -501,7 +510,10 @@ def route(  # noqa: PLR0913 - the names that select_experts has
         shared = 1
     k = top_k - shared
     capturing = not tracing and _is_capturing(cuda=topk_ids.is_cuda)
-    skipped = _why_untraced(topk_ids.device) if tracing else _why_left_alone(rows, k, capturing=capturing)
+    if tracing:
+        skipped = _why_untraced(topk_ids.device)
+    else:
+        skipped = _why_left_alone(rows, k, capturing=capturing, counted=num_token_non_padded is not None)
 
     experts = router_logits.shape[-1]
     biased = correction_bias is not None
