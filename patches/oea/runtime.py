@@ -40,7 +40,7 @@ _SETTINGS_PATH = Path(__file__).with_name("_surgeon_oea.json")
 _SECONDS_BETWEEN_LOOKS = 0.05
 _ALL_ROWS = 2**31 - 1  # where nothing announces passes, every row counts and the table of k0 is the gate
 _DECODE_RUNNERS = ("CudaGraphRunner", "DecodeCudaGraphRunner", "CPUGraphRunner")
-_OTHER_RUNNERS = ("Draft", "MTP", "Prefill", "Piecewise", "Breakable", "ViT")
+_OTHER_RUNNERS = ("Draft", "MTP", "Uno", "Prefill", "Piecewise", "Breakable", "ViT")
 _LOGGER = logging.getLogger(__name__)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import zipfile
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from surgeon.lab.wheels import fetch
 from tests.support.passes import TARGET, Mode, Recording, batch_of
 
 if TYPE_CHECKING:
@@ -196,6 +199,27 @@ def test_graphs_of_other_runners_are_left_alone(
         assert graph.out[0] is graph.buffers[0]
         runtime.announce(TARGET, batch_of(Mode.DECODE, BUCKET))
     assert not runtime._NOW.captured
+
+
+@pytest.mark.wheels
+@pytest.mark.parametrize("version", ["0.4.6", "0.4.9", "0.5.1", "0.5.9", "0.5.13", "0.5.14", "0.5.18", "0.5.23"])
+def test_of_a_releases_graph_runners_only_decode_captures(version: str, fresh: Callable[..., ModuleType]) -> None:
+    """By its real classes, names and bases: the target's decode runners and no other, so none that is new either."""
+    runtime = fresh(k0=2)
+    with zipfile.ZipFile(fetch(version)) as wheel:
+        paths = [path for path in wheel.namelist() if re.match(r"sglang/srt/.*graph_runner\.py$", path)]
+        code = "\n".join(wheel.read(path).decode() for path in paths)
+    found = dict(re.findall(r"^class (\w+)(?:\((\w*))?", code, re.MULTILINE))
+    assert {"CudaGraphRunner", "DecodeCudaGraphRunner"} & set(found)
+    made: dict[str, type] = {}
+
+    def made_of(name: str) -> type:
+        bases = (made_of(found[name]),) if found.get(name) in found else (object,)
+        return made.setdefault(name, type(name, bases, {"capture": lambda self, work: work()}))  # noqa: ARG005
+
+    captures = {name for name in found if made_of(name)().capture(runtime._runner) == runtime.DECODE}
+    known = {"CudaGraphRunner", "DecodeCudaGraphRunner", "CPUGraphRunner", "NPUGraphRunner", "XPUGraphRunner"}
+    assert captures == known & set(found)
 
 
 def test_what_a_graph_does_not_hold_is_refused(fresh: Callable[..., ModuleType], capturing: SimpleNamespace) -> None:
