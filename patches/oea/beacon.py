@@ -23,6 +23,7 @@ else:
     from ._surgeon_oea_settings import is_ours as _is_ours
 
 SCHEMA = "surgeon/beacon/1"
+MOST_REASONS = 20
 SECONDS_BETWEEN = 1.0  # counters reach the file this often at most
 _LOGGER = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class Journal:
             self._rows = rows
         if skipped is None and not self._applied:
             self._applied = news = True
-        elif skipped is not None and skipped not in self._skipped:
+        elif skipped is not None and skipped not in self._skipped and len(self._skipped) < MOST_REASONS:
             self._skipped.append(skipped)
             news = True
         if layer_id is not None and self._layers is None:

@@ -183,10 +183,10 @@ class _Now:
         return None
 
     def capture(self) -> None:
-        """Note that a graph now holds the operator as these settings ask for it."""
-        if not self.captured:
-            self.captured_reach, self.captured_plain = self.reach, self.is_plain
-            self.captured = True
+        """Note that a graph now holds the operator as these settings ask for it; the narrowest graph counts."""
+        self.captured_reach = min(self.captured_reach, self.reach) if self.captured else self.reach
+        self.captured_plain = self.captured_plain or self.is_plain
+        self.captured = True
 
     def tell(self) -> Dict[str, Any]:
         """The beacon's part."""

@@ -128,6 +128,45 @@ def test_the_environment_overrides_k0(
     assert (loaded.problem is not None) == complains
 
 
+def test_the_environments_k0_takes_the_place_of_a_schedule(
+    install: Callable[..., Installed], load: Callable[..., ModuleType]
+) -> None:
+    """One number in the environment holds for every batch, whatever ranges the file has; 0 is off."""
+    file = install(k0_schedule=[[1, 2, 8], [3, 64, 4]]).settings
+    read = load()._settings.read_settings
+    assert read(file, {}).settings.operator_policy.schedule == ((1, 2, 8), (3, 64, 4))
+    assert read(file, {"SGLANG_OEA_K0": "6"}).settings.operator_policy.schedule == ((3, 64, 6),)
+    assert not read(file, {"SGLANG_OEA_K0": "0"}).settings.is_on
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [[1, 2]],
+        [[1, 2, 3, 4]],
+        [[0, 2, 3]],
+        [[3, 2, 1]],
+        [[1, 2, 65]],
+        [[1, 2, -1]],
+        [[1, 2, True]],
+        [[1, 2.0, 3]],
+        [[1, 4097, 3]],
+        [[5, 6, 1], [1, 2, 1]],
+        {"1": 2},
+        "1-2:3",
+        None,
+        [[n, n, 1] for n in range(1, 66)],
+    ],
+)
+def test_a_schedule_is_believed_as_a_whole(
+    value: Any, install: Callable[..., Installed], load: Callable[..., ModuleType]
+) -> None:
+    """Ranges out of order, overlapping, out of range or of the wrong kind keep the patch off."""
+    loaded = load()._settings.read_settings(install(k0_schedule=value).settings, {})
+    assert not loaded.settings.is_on
+    assert "k0_schedule: expected a list of [low, high, k0] in rising order without overlap" in loaded.problem
+
+
 def test_a_process_obeys_the_file_and_the_environment(install: Callable[..., Installed]) -> None:
     """A fresh interpreter is on as the file says, off with SGLANG_OEA_K0=0, and off leaves no beacon."""
     installed = install(k0=3)
