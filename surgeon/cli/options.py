@@ -54,7 +54,7 @@ def with_settings(patch: str, *, switch: bool) -> Callable[[Callable[..., None]]
 def _option(name: str, spec: Mapping[str, Any]) -> Any:
     """The annotation that makes Typer offer the setting; None stands for not said."""
     option = patches.option_of(name)
-    help_, panel = str(spec["help"]), PANEL
+    help_, panel = str(spec["help"]).replace("[", "\\["), PANEL
     match spec["type"]:
         case "int":
             # 0 is a way to say off in the file; on the command line there is a switch for that.
