@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 # Some machines export it; each of the hundreds of commands that tests run would then compile surgeon anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -17,9 +21,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 _FREE = {"bench", "environment", "ledger", "patches", "surgery"}
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the lab's tests to one worker and those with servers of their own to another; the longest come first.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Give the lab's tests to one worker and those with servers of their own to another; these long groups come first.
 
     There is one lab, and a test that looks for servers on this machine must not find another test's.
     """
@@ -32,5 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             groups[item] = "servers"
         if item in groups:
             item.add_marker(pytest.mark.xdist_group(groups[item]))
+    yield
     order = ("lab", "servers", None)
     items.sort(key=lambda item: order.index(groups.get(item)))
