@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from surgeon.errors import DoesNotFitError, ForeignEditError, SurgeonError, UsageError
 from surgeon.ledger.state import FileFacts, PatchState, Verdict, judge_disk, judge_live
-from surgeon.operations import memory, proof
+from surgeon.operations import memory, proof, served
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,20 +122,8 @@ def _with_server(survey: Survey, patch: Patch, disk: Verdict) -> Verdict:
 
 
 def _live_path(survey: Survey) -> LivePath | None:
-    from surgeon import surgery
-
-    if survey.server is None and survey.model is None:
-        return None
-    gpu = survey.gpus[0] if survey.gpus else {}
-    capability = re.fullmatch(r"(\d+)\.(\d+)", str(gpu.get("compute_cap", "")))
-    return surgery.live_path(
-        version=survey.installed.version,
-        architecture=survey.architecture,
-        config=survey.model_config,
-        # What a running server says of itself is resolved already: `auto` in it stays `auto`.
-        server_args={**survey.server_info, "internal_states": []} if survey.server_info else {},
-        compute_capability=(int(capability[1]), int(capability[2])) if capability else None,
-    )
+    what = served.of(survey)
+    return what.live(survey.installed.version) if what else None
 
 
 def make(survey: Survey, patch: Patch, wanted: Mapping[str, Any], *, restart: bool) -> Plan:
@@ -308,7 +295,11 @@ def check_settings(survey: Survey, settings: Mapping[str, Any]) -> list[str]:
 
 def top_k(survey: Survey) -> tuple[str, int] | None:
     """The field of the served model's config that holds k, and k; None if neither is known."""
-    config = survey.model_config
+    return top_k_of(survey.model_config)
+
+
+def top_k_of(config: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The field of a model's config.json that holds k, and k; None if it has none of them."""
     return next(((f, int(config[f])) for f in TOP_K_FIELDS if isinstance(config.get(f), int)), None)
 
 
