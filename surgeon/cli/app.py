@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from surgeon import __version__
-from surgeon.cli import apply, bench, environment, history, hosts, inspect, lab, server
+from surgeon.cli import apply, bench, environment, history, hosts, inspect, lab, predict, record, server
 from surgeon.cli.group import SurgeonGroup
 
 app = typer.Typer(
@@ -42,5 +42,7 @@ history.register(app)
 environment.register(app)
 server.register(app)
 bench.register(app)
+predict.register(app)
+record.register(app)
 hosts.register(app)
 app.add_typer(lab.app, name="lab")
