@@ -178,6 +178,8 @@ def _shown_lines(found: Inspection) -> Sequence[int]:
             return tuple(one.number for one in found.located.candidates[:1])
         case surgery.NotFound():
             return tuple(one.number for one in found.located.nearest[-1:])
+        case surgery.NotNeeded():
+            return tuple(one.number for one in found.located.lines[:1])
     return ()
 
 

@@ -97,6 +97,7 @@ def examine(survey: Survey, patch: Patch) -> Findings:
             grafted=grafted is not None,
             stamp=grafted.stamp if grafted else "",
             fits=grafted is not None or isinstance(located, surgery.Found),
+            upstream=located.reason if isinstance(located, surgery.NotNeeded) else "",
             beside={runtime: beside.get(runtime), settings: beside.get(settings)},
         ),
         survey.ledger,
@@ -130,8 +131,8 @@ def make(survey: Survey, patch: Patch, wanted: Mapping[str, Any], *, restart: bo
     """Plan an apply, or refuse it.
 
     Raises:
-        DoesNotFitError: no site, the routing bypasses it, the folder cannot be written, or the server is not ours to
-            restart.
+        DoesNotFitError: no site, upstream does this itself now, the routing bypasses the site, the folder cannot be
+            written, or the server is not ours to restart.
         ForeignEditError: somebody else's edit is in the way.
         UsageError: a setting is out of range for the served model.
     """

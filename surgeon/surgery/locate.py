@@ -10,6 +10,7 @@ import functools
 from surgeon.surgery import markers
 from surgeon.surgery.outcomes import AlreadyGrafted, Found, Outcome
 from surgeon.surgery.places import EXPERTS, Place
+from surgeon.surgery.upstream import not_needed
 
 _known: dict[tuple[bytes, Place], Found] = {}
 
@@ -42,6 +43,10 @@ def _locate(source: bytes, place: Place) -> Outcome:
         return _already(marked, place)
     if (source, place) in _known:
         return _known[source, place]
+    if place == EXPERTS:
+        upstream = not_needed(source)
+        if upstream is not None:
+            return upstream
     from surgeon.surgery.search import search
 
     return search(source, place)
