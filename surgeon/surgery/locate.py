@@ -47,9 +47,9 @@ def _locate(source: bytes, place: Place) -> Outcome:
         upstream = not_needed(source)
         if upstream is not None:
             return upstream
-    from surgeon.surgery.search import search
+    from surgeon.surgery import guard
 
-    return search(source, place)
+    return guard.search(source, place)
 
 
 def _already(marked: markers.Marked | markers.Broken, place: Place) -> AlreadyGrafted:
