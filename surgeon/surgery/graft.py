@@ -149,14 +149,14 @@ def _first_line(node: ast.stmt) -> int:
 
 def _prove_by_libcst(grafted: Grafted) -> None:
     """For a file whose syntax is newer than the Python that runs surgeon; the node compiles it again anyway."""
-    from surgeon.surgery.parse import parse
+    from surgeon.surgery import guard
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ast.parse(grafted.source)
     except SyntaxError:
-        _insist(not isinstance(parse(grafted.result), Unparsable), "the result is not Python")
+        _insist(guard.unreadable(grafted.result) is None, "the result is not Python")
     else:
         _insist(False, "the result does not compile, though the source does")
 
