@@ -61,25 +61,35 @@ def topk(
             rich_help_panel=SERVED,
         ),
     ] = None,
+    check_latest: Annotated[
+        bool,
+        typer.Option(
+            "--check-latest", help="Ask the node's package index for the newest sglang, and try the patch on it."
+        ),
+    ] = False,
 ) -> None:
     """Show where experts are chosen in the sglang on the node, and whether a patch would take effect there.
 
     What a model, a GPU and server arguments would make of it can be asked by hand, before there is a server.
     """
+    from contextlib import nullcontext
+
+    from surgeon import patches
     from surgeon.operations import inspect
     from surgeon.operations.served import ByHand
 
     said = ByHand(model, gpu, server_args)
-    if site is not None:
-        found = inspect.offline(site, said)
-    else:
-        from surgeon import patches
-
-        with session.connect() as node:
-            found = inspect.run(node, session.target, patches.load("oea"), said)
+    patch = patches.load("oea")
+    asking = "Asking for the newest sglang, and trying the patch on it"
+    with session.sink.step(asking) if check_latest else nullcontext():
+        if site is not None:
+            found = inspect.offline(site, said, on_latest=patch if check_latest else None)
+        else:
+            with session.connect() as node:
+                found = inspect.run(node, session.target, patch, said, check_latest=check_latest)
     if found.unfinished:
         session.sink.warn(found.unfinished)
-    for odd in found.served.warnings if found.served else ():
+    for odd in (*(found.served.warnings if found.served else ()), *_not_asked(found)):
         session.sink.warn(odd)
     session.sink.answer(_json(found), lambda: _render(found, verbose=session.sink.verbose))
 
@@ -87,7 +97,7 @@ def topk(
 def _render(found: Inspection, *, verbose: bool) -> Sequence[RenderableType]:
     from surgeon.cli import callmap
 
-    parts: list[RenderableType] = [_facts(found)]
+    parts: list[RenderableType] = [_facts(found, verbose=verbose)]
     code = _excerpt(found)
     if code is not None:
         parts += ["", code]
@@ -96,10 +106,10 @@ def _render(found: Inspection, *, verbose: bool) -> Sequence[RenderableType]:
     return parts
 
 
-def _facts(found: Inspection) -> Table:
+def _facts(found: Inspection, *, verbose: bool) -> Table:
     from rich.table import Table
 
-    from surgeon.cli import describe
+    from surgeon.cli import describe, latest
 
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
@@ -124,8 +134,16 @@ def _facts(found: Inspection) -> Table:
         facts.add_row("live path", describe.live_text(found.live))
     else:
         facts.add_row("live path", "[dim]not judged: say what is served with --model, --gpu and --server-args[/dim]")
+    for name, said in latest.rows(found.latest, everything=verbose):
+        facts.add_row(name, said)
     facts.add_row("decode gate", describe.GATE_NOTE)
     return facts
+
+
+def _not_asked(found: Inspection) -> tuple[str, ...]:
+    from surgeon.cli import latest
+
+    return latest.warnings(found.latest)
 
 
 def _record(found: Inspection) -> str:
@@ -184,7 +202,7 @@ def _shown_lines(found: Inspection) -> Sequence[int]:
 
 
 def _json(found: Inspection) -> dict[str, Any]:
-    from surgeon.cli import callmap, describe
+    from surgeon.cli import callmap, describe, latest
 
     what = found.served
     return {
@@ -211,6 +229,7 @@ def _json(found: Inspection) -> dict[str, Any]:
         "gpu": ".".join(map(str, what.capability)) if what and what.capability else None,
         "device": found.device,
         "by_hand": found.by_hand,
+        "latest": latest.to_json(found.latest),
         "functions": callmap.to_json(found),
         "excerpt": _excerpt_json(found),
         "unfinished": found.unfinished,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from surgeon.ledger.state import Verdict
     from surgeon.node.client import Node
     from surgeon.node.target import Target
+    from surgeon.operations.latest import Latest, NotKnown
     from surgeon.operations.served import ByHand, Served
     from surgeon.patches import Patch
     from surgeon.server.model import Server
@@ -34,6 +35,7 @@ class Inspection:
         unfinished: what an earlier run left undone, in one line; empty if nothing.
         served: what is served, as the node or a person says it; None if neither does.
         by_hand: whether a person says some of it.
+        latest: the newest release, if it was asked for.
     """
 
     version: str
@@ -51,6 +53,7 @@ class Inspection:
     server: Server | None = None
     served: Served | None = None
     by_hand: bool = False
+    latest: Latest | NotKnown | None = None
     unfinished: str = ""
     writable: bool = True
     why_not: str = ""
@@ -69,14 +72,19 @@ class Inspection:
         return plan.top_k_of(self.served.config) if self.served else None
 
 
-def run(node: Node, target: Target, patch: Patch, said: ByHand | None = None) -> Inspection:
-    """Inspect the sglang on a node, in one round trip; another if a model is named that is on the node only.
+def run(
+    node: Node, target: Target, patch: Patch, said: ByHand | None = None, *, check_latest: bool = False
+) -> Inspection:
+    """Inspect the sglang on a node, in one round trip.
+
+    Another is needed for a model that is named and is on the node only, and another to ask for the newest release.
 
     Args:
         node: a connected node.
         target: which interpreter and server are meant.
         patch: whose state is told.
         said: what a person says of the model, the GPU and the server's arguments; it goes before what the node says.
+        check_latest: whether to ask for the newest release, too.
 
     Raises:
         DoesNotFitError: there is no sglang, or several and none was chosen.
@@ -92,6 +100,12 @@ def run(node: Node, target: Target, patch: Patch, said: ByHand | None = None) ->
     if said:
         what = said.over(what, node)
         live = what.live(seen.installed.version)
+    newest = None
+    if check_latest:
+        from surgeon.operations import latest
+
+        pid = seen.server.pid if seen.server and seen.installed.python_source == "server" else None
+        newest = latest.check(seen.installed.version, patch, what, node, seen.installed.python, pid)
     return Inspection(
         version=seen.installed.version,
         path=file.path,
@@ -108,18 +122,20 @@ def run(node: Node, target: Target, patch: Patch, said: ByHand | None = None) ->
         server=seen.server,
         served=what,
         by_hand=bool(said),
+        latest=newest,
         unfinished=settle.unfinished(seen),
         writable=file.writable,
         why_not=file.why_not,
     )
 
 
-def offline(site: Path, said: ByHand | None = None) -> Inspection:
+def offline(site: Path, said: ByHand | None = None, *, on_latest: Patch | None = None) -> Inspection:
     """Inspect an unpacked package folder: no node, no server, no ledger.
 
     Args:
         site: the folder that holds ``sglang/``, or ``sglang`` itself.
         said: the model, GPU and server arguments to judge the live path for; None or empty not to judge it.
+        on_latest: a patch to try on the newest release that this machine's index has; None not to ask.
 
     Raises:
         UsageError: the folder is not there, or no sglang is in it; or what was said makes no sense.
@@ -132,6 +148,11 @@ def offline(site: Path, said: ByHand | None = None) -> Inspection:
     source = path.read_bytes()
     info = dist_info(package)
     what = said.over(None) if said else None
+    newest = None
+    if on_latest is not None:
+        from surgeon.operations import latest
+
+        newest = latest.check(version, on_latest, what)
     return Inspection(
         version=version,
         path=str(path),
@@ -146,6 +167,7 @@ def offline(site: Path, said: ByHand | None = None) -> Inspection:
         live=what.live(version) if what else None,
         served=what,
         by_hand=bool(said),
+        latest=newest,
     )
 
 

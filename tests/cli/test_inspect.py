@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.cli import surgeon, terminal
+from tests.support.local_index import local_index
 from tests.support.wheels import TOPK, member
 
 if TYPE_CHECKING:
@@ -132,3 +133,25 @@ def test_what_makes_no_sense_is_a_usage_error(site: Path, words: tuple[str, ...]
     assert problem["code"] == "usage"
     assert problem["where"] == words[0].partition("=")[0]
     assert problem["advice"]
+
+
+def test_the_newest_release_is_asked_for_on_demand(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far behind and whether the patch fits that one too; without the option no index is asked."""
+    newest = member("0.5.23")
+    with local_index(tmp_path / "index") as index:
+        index.add("0.5.10", newest)
+        index.add("0.5.23", newest)
+        monkeypatch.setenv("PIP_INDEX_URL", index.url)
+        monkeypatch.setenv("SURGEON_CACHE_DIR", str(tmp_path / "cache"))
+        plain = surgeon("inspect", "topk", "--site", site, "--json").json()["result"]
+        assert plain["latest"] is None
+        assert index.asked == []
+        shown = surgeon("inspect", "topk", "--site", site, "--check-latest")
+        assert f"0.5.9 is 2 releases behind 0.5.23 (asked {index.url}, this machine's index)" in shown.stdout
+        assert "the patch fits too (line 3126, recipe before-post-process, 17 names passed)" in shown.stdout
+        index.status = 500
+        failed = surgeon("inspect", "topk", "--site", site, "--check-latest", "--json")
+    assert failed.code == 0
+    assert failed.json()["result"]["latest"]["known"] is False
+    assert [one["code"] for one in failed.json()["problems"]] == ["warning"]
+    assert "server error" in failed.json()["problems"][0]["message"]
