@@ -28,7 +28,7 @@ def render(found: Inspection, *, everything: bool) -> str:
 
     rows = _Rows(found, everything=everything)
     rows.add(call_tree(found.functions, everything=everything))
-    title = "functions that take part in expert selection, and whom they call" + _legend(found)
+    title = "functions that take part in choosing experts, and whom they call" + _legend(found)
     return "\n".join([title, *rows.lines])
 
 
@@ -107,7 +107,7 @@ class _Rows:
         decorators = item.decorators if self._everything else [_short(one) for one in item.decorators]
         parts += [f"[dim]@{describe.escape(one)}[/dim]" for one in decorators]
         if top and item.role != DISPATCHER and item.name not in self._called:
-            parts.append("[dim]not called in this file[/dim]")
+            parts.append("[dim]not called here[/dim]")
         if item.compiled and not any(one.startswith("torch.compile") for one in item.decorators):
             parts.append("[dim]torch.compile at its call[/dim]")
         return ", ".join(parts)
@@ -115,13 +115,13 @@ class _Rows:
     def _imported(self, item: Imported) -> str:
         from surgeon.surgery.functions import KERNEL
 
-        kind = "kernel" if item.role == KERNEL else item.role
         if not item.modules:
-            return kind
+            return item.role
+        kind = "kernel " if item.role == KERNEL else ""
         if self._everything:
-            return f"{kind} [dim]from {' or '.join(item.modules)}[/dim]"
+            return f"{kind}[dim]from {' or '.join(item.modules)}[/dim]"
         others = f" or {len(item.modules) - 1} others" if len(item.modules) > 1 else ""
-        return f"{kind} [dim]from {_package(item.modules[0])}{others}[/dim]"
+        return f"{kind}[dim]from {_package(item.modules[0])}{others}[/dim]"
 
 
 def _span(function: Function) -> str:
@@ -142,7 +142,7 @@ def _legend(found: Inspection) -> str:
     from surgeon import surgery
 
     if isinstance(found.live, surgery.Reached):
-        return f"   [green]{_MARK}[/green] on the live path"
+        return f"   [green]{_MARK}[/green] live"
     return ""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surgeon.errors import DoesNotFitError, UsageError
-from surgeon.operations import plan, served, settle, survey
+from surgeon.operations import memory, plan, served, settle, survey
 
 if TYPE_CHECKING:
     from surgeon.ledger.state import Verdict
@@ -161,7 +161,7 @@ def offline(site: Path, said: ByHand | None = None, *, on_latest: Patch | None =
         nlink=path.stat().st_nlink,
         python="",
         record_sha256=recorded_sha256(str(info), str(path)) if info else None,
-        located=surgery.locate(source),
+        located=memory.locate(source),
         functions=surgery.functions(source),
         source=source,
         live=what.live(version) if what else None,

@@ -79,7 +79,7 @@ def test_the_live_path_is_marked_for_a_model_that_is_said(site: Path, model: Pat
         for line in shown.stdout.splitlines()
         if "●" in line
     ]
-    assert names == ["on", "TopK.forward_cuda", "select_experts", "fused_topk", "topk_softmax"]
+    assert names == ["live", "TopK.forward_cuda", "select_experts", "fused_topk", "topk_softmax"]
 
 
 def test_json_carries_what_is_shown(site: Path, model: Path) -> None:
