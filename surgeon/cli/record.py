@@ -49,11 +49,20 @@ def routing(
     with session.connect() as node:
         outcome = record.run(node, session.target, session.sink, seconds=seconds, load=asked, max_rows=max_rows)
     if out is not None:
-        out.write_bytes(outcome.data)
-        session.sink.note(f"the recording is in {out}; `surgeon predict oea --from-recording {out}` goes by it")
+        _keep(session, out, outcome.data)
     for note in outcome.notes:
         session.sink.note(note)
     session.sink.answer(_json(outcome, out), lambda: _render(outcome, verbose=session.sink.verbose))
+
+
+def _keep(session: Session, out: Path, data: bytes) -> None:
+    try:
+        out.write_bytes(data)
+    except OSError as error:
+        # What was recorded is told all the same.
+        session.sink.warn(f"{out} cannot be written: {error.strerror}")
+    else:
+        session.sink.note(f"the recording is in {out}; `surgeon predict oea --from-recording {out}` goes by it")
 
 
 def _check(out: Path | None) -> None:

@@ -29,14 +29,18 @@ def test_a_size_between_two_measured_ones_is_interpolated() -> None:
         told = b[low] + (inner - low) / (high - low) * (b[high] - b[low])
         assert told == pytest.approx(b[inner], rel=0.03)
     found = latency.layer("rtx-pro-6000", "nvfp4", 7.95)
-    assert (found.kind, found.b, found.c) == ("interpolated", pytest.approx((3.91 + 7.39) / 2), pytest.approx(53.5))
+    assert found.kind == "interpolated"
+    assert found.b == pytest.approx((3.91 + 7.39) / 2)
+    assert found.c == pytest.approx(53.5)
     assert "interpolated" in found.why
 
 
 def test_a_size_outside_is_scaled_and_says_how_far_off_it_may_be() -> None:
     """Scaling one end of the measured range to the other shows what the stated uncertainty is worth."""
     found = latency.layer("rtx-pro-6000", "nvfp4", 42.46)
-    assert (found.kind, found.b, found.c) == ("scaled", pytest.approx(28.7), 68)
+    assert found.kind == "scaled"
+    assert found.b == pytest.approx(28.7)
+    assert found.c == 68
     assert "a quarter" in found.why
     for gpu, small, large in (("rtx-pro-6000", 2.33, 14.35), ("b200", 0.46, 2.89)):
         assert {row.b for row in latency.rows() if row.gpu == gpu} >= {small, large}
