@@ -181,6 +181,7 @@ def _excerpt(found: Inspection) -> RenderableType | None:
         line_numbers=True,
         start_line=rows[0][0],
         highlight_lines=set(lines),
+        word_wrap=True,
     )
 
 

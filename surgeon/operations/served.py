@@ -316,17 +316,22 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _read_model(said: str, node: Node | None) -> tuple[str, Mapping[str, Any]]:
+def _here(said: str) -> Path | None:
+    """The config.json that is meant, if it is on this machine."""
     path = Path(said).expanduser()
     path = path / _CONFIG if path.is_dir() else path
-    if path.is_file():
+    return path if path.is_file() else None
+
+
+def _read_model(said: str, node: Node | None) -> tuple[str, Mapping[str, Any]]:
+    path = _here(said)
+    if path is not None:
         return str(path.parent), _parse_config(path.read_bytes(), str(path))
     if node is not None and said.startswith("/"):
-        for candidate in (f"{said.rstrip('/')}/{_CONFIG}", said):
-            answer = node.call("read", {"path": candidate, "max_bytes": _CONFIG_LIMIT})
-            if answer.get("exists"):
-                content = base64.b64decode(answer["b64"])
-                return candidate.rpartition("/")[0], _parse_config(content, candidate)
+        there = said if said.endswith(".json") else f"{said.rstrip('/')}/{_CONFIG}"
+        answer = node.call("read", {"path": there, "max_bytes": _CONFIG_LIMIT})
+        if answer.get("exists"):
+            return there.rpartition("/")[0], _parse_config(base64.b64decode(answer["b64"]), there)
     where = f"on this machine or on {node.transport.name}" if node is not None else "on this machine"
     raise UsageError(
         f"no config.json at {said} {where}; expected a model's folder, or its config.json",

@@ -91,12 +91,23 @@ def live(functions: Sequence[Function], leaf: str | None, device: str | None) ->
     if FUNCTION not in named:
         return frozenset()
     found = {FUNCTION} | {name for name in named[FUNCTION].calls if name.startswith("_post_process_")}
-    if f"TopK.forward_{device}" in named:
-        found.add(f"TopK.forward_{device}")
-    ways = list(_ways(named, FUNCTION, leaf_words(leaf), ())) if leaf else []
+    words = leaf_words(leaf)
+    ways = list(_ways(named, FUNCTION, words, ())) if leaf else []
     if ways:
         found |= frozenset.intersection(*(frozenset(way) for way in ways))
-    return frozenset(found)
+    return frozenset(found | ({_method(device, words)} & set(named)))
+
+
+def _method(device: str | None, words: frozenset[str]) -> str:
+    """The method of `TopK` that a device calls; on a CPU, the leaf tells whether sgl_kernel's AMX kernels are there.
+
+    Source: sglang 0.5.9 srt/layers/utils/multi_platform.py MultiPlatformOp.dispatch_forward, 0.4.10 srt/custom_op.py.
+    """
+    if device != "cpu":
+        return f"TopK.forward_{device}"
+    if not words:
+        return ""
+    return "TopK.forward_cpu" if any(word.endswith("_cpu") for word in words) else "TopK.forward_native"
 
 
 def leaf_words(leaf: str | None) -> frozenset[str]:

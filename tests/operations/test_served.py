@@ -12,7 +12,9 @@ import pytest
 from surgeon import surgery
 from surgeon.errors import UsageError
 from surgeon.lab.wheels import fetch
+from surgeon.operations import served
 from surgeon.operations.served import BACKENDS, ByHand, Served, read_gpu, read_server_args, words_to_args
+from tests.support.local_node import local_node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,6 +170,20 @@ def test_the_text_part_of_a_model_that_sees_counts(tmp_path: Path) -> None:
     )
     served = ByHand(model=str(tmp_path)).over(None)
     assert served.config["n_routed_experts"] == 256
+
+
+def test_a_model_that_only_the_node_has_is_read_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its folder or its file, in one more round trip; what is nowhere is told with both places."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(GLM5))
+    monkeypatch.setattr(served, "_here", lambda _: None)
+    with local_node(tmp_path / "state") as node:
+        for said in (model, model / "config.json"):
+            found = ByHand(model=str(said)).over(None, node)
+            assert (found.model, found.architecture) == (str(model), "GlmMoeDsaForCausalLM")
+        with pytest.raises(UsageError, match="on this machine or on"):
+            ByHand(model=str(tmp_path / "nothing")).over(None, node)
 
 
 def test_words_without_a_launcher_keep_their_order() -> None:

@@ -239,6 +239,14 @@ def test_the_tree_of_0_5_9_by_hand() -> None:
         # Three functions call it, so that none of them is certain.
         ("0.5.23", "moe_fused_gate (Triton)", None, {"_post_process_topk_ids"}),
         ("0.4.6", None, "cuda", set()),
+        ("0.5.9", None, "cpu", set()),
+        (
+            "0.5.9",
+            "biased_grouped_topk_impl",
+            "cpu",
+            {"TopK.forward_native", "biased_grouped_topk_gpu", "biased_grouped_topk_impl"},
+        ),
+        ("0.5.9", "torch.ops.sgl_kernel.topk_softmax_cpu", "cpu", {"TopK.forward_cpu", "fused_topk_cpu"}),
     ],
 )
 def test_what_surely_runs_is_what_every_way_to_the_leaf_passes(
