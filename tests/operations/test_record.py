@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,8 +17,9 @@ from surgeon.errors import DoesNotFitError, SurgeonError, UsageError
 from surgeon.operations import record, survey
 from surgeon.operations.observer import Silent
 from tests.support import recordings
+from tests.support.bed import make_bed
 from tests.support.local_node import local_node
-from tests.support.servers import CONFIG, FakeServer
+from tests.support.servers import CONFIG, TOPK, FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -244,6 +247,40 @@ def test_the_recorder_is_stopped_although_the_person_gave_up(place: Place, monke
     with pytest.raises(KeyboardInterrupt):
         place.record(seconds=30.0)
     assert place.told == ["start", "stop"]
+
+
+@pytest.mark.parametrize(("sign", "seconds"), [(signal.SIGKILL, 4), (signal.SIGINT, 30)])
+def test_the_recorder_is_stopped_although_the_client_is_gone(
+    tmp_path: Path, files: Path, sign: signal.Signals, seconds: int
+) -> None:
+    """Over SSH, in the middle of the wait: killed, the node stops it when the time is over; on Ctrl-C, at once."""
+    with make_bed(tmp_path / "bed", source=TOPK, options=FLAG) as bed:
+        bed.fake.environ["SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"] = str(tmp_path)
+        bed.fake.behave(recordings=(str(files / "per_pass.pt"),))
+        bed.fake.start()
+        client = subprocess.Popen(
+            [sys.executable, "-m", "surgeon", "record", "routing", "--seconds", str(seconds)],
+            env={**os.environ, "SURGEON_CONFIG": str(bed.root / "surgeon.toml")},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        await_word(bed.fake, "recorder: start")
+        client.send_signal(sign)
+        _, said = client.communicate(timeout=25)
+        await_word(bed.fake, "recorder: stop")
+        if sign == signal.SIGINT:
+            assert client.returncode == 130
+            assert "the recorder was stopped" in said
+            assert "interrupted" in said
+
+
+def await_word(server: FakeServer, word: str) -> None:
+    """Wait until the server has logged a line."""
+    until = time.monotonic() + 30
+    while word not in server.said().splitlines():
+        assert time.monotonic() < until, server.said()
+        time.sleep(0.05)
 
 
 def test_a_recorder_that_writes_nothing_is_told_of(place: Place, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
