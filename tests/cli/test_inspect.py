@@ -6,12 +6,15 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.cli import surgeon, terminal
 from tests.support.local_index import local_index
+from tests.support.servers import free_port, install_package
 from tests.support.wheels import TOPK, member
 
 if TYPE_CHECKING:
@@ -155,3 +158,25 @@ def test_the_newest_release_is_asked_for_on_demand(site: Path, tmp_path: Path, m
     assert failed.json()["result"]["latest"]["known"] is False
     assert [one["code"] for one in failed.json()["problems"]] == ["warning"]
     assert "server error" in failed.json()["problems"][0]["message"]
+
+
+def test_a_node_without_a_server_takes_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    """The interpreter is there and nothing is served: the model, the GPU and the arguments are said by hand."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    install_package(packages, topk=member("0.5.9"))
+    monkeypatch.setenv("SURGEON_STATE_DIR", str(tmp_path / "state"))
+    python = tmp_path / "venv" / "bin" / "python"
+    node = ("inspect", "topk", "--host", "local", "--python", python, "--port", str(free_port()), "--json")
+    plain = surgeon(*node).json()["result"]
+    assert (plain["server"], plain["live_path"], plain["by_hand"]) == (None, None, False)
+    assert plain["as_installed"] is True
+    said = ("--model", model, "--gpu", "B200", "--server-args=--quantization fp8")
+    bypassed = surgeon(*node, *said).json()["result"]
+    assert bypassed["live_path"]["verdict"] == "not-reached"
+    assert [one["name"] for one in bypassed["functions"] if one["on_live_path"]] == []
+    reached = surgeon(*node, *said[:-1], "--server-args=--moe-runner-backend triton").json()["result"]
+    assert reached["live_path"]["verdict"] == "reached"
+    assert reached["by_hand"] is True
