@@ -90,6 +90,9 @@ _DECISIVE: Final = (
     *("enable_two_batch_overlap", "enable_single_batch_overlap"),
     *("enable_flashinfer_trtllm_moe", "enable_triton_kernel_moe"),
 )
+# The distributions that bring the package sgl_kernel: what sglang requires up to 0.5.9 and from 0.5.10 on, and the one
+# for CPUs.
+_KERNELS: Final = frozenset({"sgl-kernel", "sglang-kernel", "sgl-kernel-cpu"})
 _ONE_VALUE: Final = frozenset({"moe_runner_backend", "moe_a2a_backend", "quantization", "device", "tp_size", "ep_size"})
 
 
@@ -104,6 +107,7 @@ class Served:
             resolved them.
         capability: the GPU's compute capability, if known.
         launched: the arguments as typed at the launch, for another release to resolve in its own way.
+        kernels: whether the sgl_kernel package is installed, if known.
         warnings: what was typed and is probably not meant so.
     """
 
@@ -112,6 +116,7 @@ class Served:
     args: Mapping[str, Any] = field(default_factory=dict)
     capability: tuple[int, int] | None = None
     launched: Mapping[str, Any] = field(default_factory=dict)
+    kernels: bool | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -124,7 +129,9 @@ class Served:
         """Whether a patch would be reached in one release."""
         from surgeon import surgery
 
-        return surgery.live_path(version, self.architecture, self.config, self.args, self.capability)
+        return surgery.live_path(
+            version, self.architecture, self.config, self.args, self.capability, kernels=self.kernels
+        )
 
     def anew(self) -> Served:
         """The same, as a server would find it that is launched anew with the same words: nothing is resolved."""
@@ -139,6 +146,7 @@ def of(survey: Survey) -> Served | None:
     capability = re.fullmatch(r"(\d+)\.(\d+)", str(gpu.get("compute_cap", "")))
     launched = words_to_args(_after_launcher(survey.server.argv)) if survey.server else {}
     info = survey.server_info
+    installed = {str(one.get("name")).lower().replace("_", "-") for one in survey.distributions}
     return Served(
         config=survey.model_config,
         model=(survey.model or {}).get("path"),
@@ -146,6 +154,7 @@ def of(survey: Survey) -> Served | None:
         args={**info, "internal_states": []} if info else launched,
         capability=(int(capability[1]), int(capability[2])) if capability else None,
         launched=launched,
+        kernels=bool(_KERNELS & installed) if installed else None,
     )
 
 

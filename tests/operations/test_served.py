@@ -186,6 +186,29 @@ def test_a_model_that_only_the_node_has_is_read_there(tmp_path: Path, monkeypatc
             ByHand(model=str(tmp_path / "nothing")).over(None, node)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kernels", "leaf"),
+    [
+        ("Glm4MoeForCausalLM", False, "biased_grouped_topk_impl"),
+        ("Qwen3MoeForCausalLM", False, "fused_topk_torch_native"),
+        # Whether they have AMX is not known here.
+        ("Glm4MoeForCausalLM", True, None),
+        ("Glm4MoeForCausalLM", None, None),
+        ("DbrxForCausalLM", False, None),
+    ],
+)
+def test_the_leaf_on_a_cpu_is_torch_s_where_no_kernels_are(
+    architecture: str,
+    kernels: bool | None,  # noqa: FBT001 - a case
+    leaf: str | None,
+) -> None:
+    """What the lab's server was seen to run; tests/e2e/test_leaf_trace.py watches it."""
+    found = Served(config={**GLM5, "architectures": [architecture]}, args={"device": "cpu"}, kernels=kernels)
+    verdict = found.live("0.5.9")
+    assert isinstance(verdict, surgery.Reached)
+    assert verdict.leaf == leaf
+
+
 def test_words_without_a_launcher_keep_their_order() -> None:
     """The last one of two counts, as with argparse."""
     assert words_to_args(["--tp", "2", "--tp-size=4"]) == {"tp_size": 4}
