@@ -37,6 +37,25 @@ def from_shares(shares: Sequence[float], rows: int) -> float:
     return math.fsum(1 - (1 - share) ** rows for share in shares)
 
 
+def shares_of_best(shares: Sequence[float], kept: int) -> tuple[float, ...]:
+    """How often an expert is among a row's ``kept`` best, told from how often it is among its k best.
+
+    Experts are taken to ring like clocks of different rates, and a row to choose those that ring first. Up to a time t,
+    expert e has rung with probability ``1 - exp(-w_e * t)``; after t = 1 it shall be p_e, which gives w_e, and the
+    expected number of rings, ``kept``, gives t. Well-liked experts are among the best more often than kept / k.
+
+    Args:
+        shares: p_e of each expert; their sum is k.
+        kept: from 1 to k.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        time = (low + high) / 2
+        rung = math.fsum(1 - (1 - share) ** time for share in shares)
+        low, high = (time, high) if rung < kept else (low, time)
+    return tuple(1 - (1 - share) ** high for share in shares)
+
+
 def filled_up(experts: int, k0: int, top_k: int, rows: int) -> float:
     """Experts that OEA's native refill adds to the rows' own, expected, uniform routing.
 

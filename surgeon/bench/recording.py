@@ -8,6 +8,7 @@ graph are counted like real ones.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ class Pass:
     counts: tuple[tuple[int, ...], ...] = field(repr=False)
     phase: str = ""
 
-    @property
+    @functools.cached_property
     def active(self) -> tuple[int, ...]:
         """Experts with at least one token, per layer: the T of the OEA paper."""
         return tuple(len(layer) - layer.count(0) for layer in self.counts)
@@ -191,6 +192,8 @@ class Summary:
     layers: tuple[LayerUse, ...]
     usual: int
     shares: Mapping[int, tuple[float, ...]] = field(repr=False)
+    _told: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
+    _kept: dict[int, tuple[tuple[float, ...], ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def says(self) -> str:
@@ -200,15 +203,24 @@ class Summary:
     def active(self, rows: int, kept: int) -> float:
         """T when each of B rows counts with its ``kept`` best experts, averaged over layers.
 
-        A row is taken to have each of its experts among its best with the same probability, so that shares shrink by
-        kept / k. How much rows of a batch resemble each other is taken from the recorded batch size next to B; one row
-        resembles nobody.
+        Counts do not say which of a row's experts are its best: see :func:`surgeon.bench.active.shares_of_best`. How
+        much rows of a batch resemble each other is taken from the recorded batch size next to B; one row resembles
+        nobody.
         """
-        factor = kept / self.top_k
-        alone = fmean(active.from_shares([p * factor for p in layer], rows) for layer in self.shares.values())
+        if (rows, kept) in self._told:
+            return self._told[rows, kept]
+        alone = fmean(active.from_shares(layer, rows) for layer in self._best(kept))
         near = min(self.sizes, key=lambda size: abs(math.log(size.rows / rows)))
         alike = near.active / near.independent if rows > 1 else 1.0
-        return min(max(alone * alike, float(kept)), float(self.experts))
+        told = self._told[rows, kept] = min(max(alone * alike, float(kept)), float(self.experts))
+        return told
+
+    def _best(self, kept: int) -> tuple[tuple[float, ...], ...]:
+        if kept not in self._kept:
+            self._kept[kept] = tuple(
+                layer if kept == self.top_k else active.shares_of_best(layer, kept) for layer in self.shares.values()
+            )
+        return self._kept[kept]
 
 
 def summarize(passes: Sequence[Pass], *, experts: int, top_k: int, max_rows: int = MAX_ROWS) -> Summary:
@@ -244,7 +256,8 @@ def summarize(passes: Sequence[Pass], *, experts: int, top_k: int, max_rows: int
         for layer, counts in zip(one.layers, one.counts, strict=True):
             totals[layer] = [*map(add, totals[layer], counts)] if layer in totals else [*counts]
             tokens[layer] += one.rows
-    shares = {layer: tuple(count / tokens[layer] for count in totals[layer]) for layer in sorted(totals)}
+    # A rank that counts the rows of others, as under expert parallelism, may count an expert more often than its rows.
+    shares = {layer: tuple(min(1.0, c / tokens[layer]) for c in totals[layer]) for layer in sorted(totals)}
     by_rows: dict[int, list[Pass]] = defaultdict(list)
     for one in chosen:
         by_rows[one.rows].append(one)
