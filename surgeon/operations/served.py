@@ -248,12 +248,14 @@ def read_server_args(said: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         words = shlex.split(said)
     except ValueError as error:
         raise UsageError(
-            f"{said!r} cannot be split into words: {error}", advice="close the quotes", where="--server-args"
+            f"the server arguments cannot be split into words: {error}",
+            advice="close the quotes",
+            where="--server-args",
         ) from error
     after = _after_launcher(words)
     if words and not after:
         raise UsageError(
-            f"{said!r} has no arguments in it; expected words such as --moe-runner-backend triton",
+            "the server arguments have none that begins with dashes; expected words such as --moe-runner-backend triton",
             advice="a value that begins with dashes needs an equals sign: --server-args='--tp 8'",
             where="--server-args",
         )

@@ -86,7 +86,7 @@ def test_server_args_are_read_as_sglang_reads_them() -> None:
         ("--quantization fp8 int8", "takes one value; found fp8 int8"),
         ("--device gpu", "no release of sglang has"),
         ("--model-path 'a", "No closing quotation"),
-        ("triton", "has no arguments in it"),
+        ("triton", "none that begins with dashes"),
     ],
 )
 def test_server_args_that_make_no_sense_are_refused(said: str, message: str) -> None:
