@@ -1,6 +1,6 @@
 """What sglang's expert-distribution recorder wrote: which experts each forward pass used, and what that says.
 
-Modes (0.4.9 to 0.5.23): ``per_pass`` and ``per_token`` write one file per rank, with the tokens that each expert got in
+Modes (0.4.7 to 0.5.23): ``per_pass`` and ``per_token`` write one file per rank, with the tokens that each expert got in
 each layer of each pass; ``stat`` and ``stat_approx`` write one file with the same counts summed over ranks. Only
 ``per_token`` says which passes decode; in the others a pass of few rows is taken for one. Rows that pad a captured CUDA
 graph are counted like real ones.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DECODE: Final = "decode"
 MAX_ROWS: Final = 64
-# sglang's ForwardMode, the same from 0.4.9 to 0.5.23: 1 is extend, 2 decode.
+# sglang's ForwardMode, the same from 0.4.6 to 0.5.23: 1 is extend, 2 decode.
 _DECODE_MODE: Final = 2
 _LAYER, _PASS = 2, 3
 

@@ -167,7 +167,7 @@ def ready(seen: Survey) -> str:
     """The mode of the running server's recorder, if it can be used without harm.
 
     Its endpoints are there in every release from 0.4.6 on, whatever the mode. Where it is off they raise inside the
-    scheduler, whose end ends the server: they are called only if the server says that it is on.
+    scheduler's loop, which ends the server: they are called only if the server says that it is on.
 
     Raises:
         DoesNotFitError: it is off, or the server uses it itself, or recording would end the server.
@@ -204,7 +204,7 @@ def ready(seen: Survey) -> str:
 def always_on(argv: Sequence[str]) -> bool:
     """Whether the server's recorder runs from its start, for the balance of experts that the server reports.
 
-    ``--enable-expert-distribution-metrics`` until 0.5.17, ``--expert-balancedness-report-mode`` from 0.5.18.
+    ``--enable-expert-distribution-metrics`` until 0.5.19, ``--expert-balancedness-report-mode`` from 0.5.18.
     """
     mode = _value(argv, "--expert-balancedness-report-mode")
     return "--enable-expert-distribution-metrics" in argv or mode not in {None, "off"}
