@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from surgeon import patches
-from surgeon.lab.wheels import unpack
 from surgeon.node.bundle import bundle
+from surgeon.registry.wheels import unpack
 from tests.support.standins import Environment
 
 TOP = Path(__file__).resolve().parent.parent

@@ -255,7 +255,7 @@ def read_server_args(said: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     after = _after_launcher(words)
     if words and not after:
         raise UsageError(
-            "the server arguments have none that begins with dashes; expected words such as --moe-runner-backend triton",
+            "no server argument begins with dashes; expected words such as --moe-runner-backend triton",
             advice="a value that begins with dashes needs an equals sign: --server-args='--tp 8'",
             where="--server-args",
         )

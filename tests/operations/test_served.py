@@ -11,9 +11,9 @@ import pytest
 
 from surgeon import surgery
 from surgeon.errors import UsageError
-from surgeon.lab.wheels import fetch
 from surgeon.operations import served
 from surgeon.operations.served import BACKENDS, ByHand, Served, read_gpu, read_server_args, words_to_args
+from surgeon.registry.wheels import fetch
 from tests.support.local_node import local_node
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def test_server_args_are_read_as_sglang_reads_them() -> None:
         ("--quantization fp8 int8", "takes one value; found fp8 int8"),
         ("--device gpu", "no release of sglang has"),
         ("--model-path 'a", "No closing quotation"),
-        ("triton", "none that begins with dashes"),
+        ("triton", "no server argument begins with dashes"),
     ],
 )
 def test_server_args_that_make_no_sense_are_refused(said: str, message: str) -> None:
