@@ -7,10 +7,38 @@ liked, both of which lower T: the uniform formula is a ceiling.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How often each expert is chosen by a row, layer by layer; the rows of a batch are independent.
+
+    Attributes:
+        layers: for each layer, p_e of each expert; they sum up to k.
+        top_k: experts per row (k).
+        says: where they come from, in words.
+    """
+
+    layers: tuple[tuple[float, ...], ...] = field(repr=False)
+    top_k: int
+    says: str = ""
+    _best: dict[int, tuple[tuple[float, ...], ...]] = field(default_factory=dict, repr=False, compare=False)
+    _told: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
+
+    def active(self, rows: int, kept: int) -> float:
+        """T when each of B rows counts with its ``kept`` best experts, averaged over layers."""
+        if kept not in self._best:
+            best = (shares_of_best(layer, kept) for layer in self.layers)
+            self._best[kept] = self.layers if kept == self.top_k else tuple(best)
+        if (rows, kept) not in self._told:
+            every = [from_shares(layer, rows) for layer in self._best[kept]]
+            self._told[rows, kept] = math.fsum(every) / len(every)
+        return self._told[rows, kept]
 
 
 def uniform(experts: int, top_k: int, rows: int) -> float:

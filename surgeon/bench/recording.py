@@ -20,7 +20,7 @@ from surgeon.bench import active, torch_file
 from surgeon.errors import DoesNotFitError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 DECODE: Final = "decode"
 MAX_ROWS: Final = 64
@@ -181,7 +181,7 @@ class Summary:
         sizes: by batch size, ascending.
         layers: layer by layer, for the batch size recorded most.
         usual: that batch size.
-        shares: per layer, for each expert, the share of rows that chose it.
+        shares: how often a row chose each expert, layer by layer.
     """
 
     experts: int
@@ -191,9 +191,7 @@ class Summary:
     sizes: tuple[Size, ...]
     layers: tuple[LayerUse, ...]
     usual: int
-    shares: Mapping[int, tuple[float, ...]] = field(repr=False)
-    _told: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
-    _kept: dict[int, tuple[tuple[float, ...], ...]] = field(default_factory=dict, repr=False, compare=False)
+    shares: active.Shares = field(repr=False)
 
     @property
     def says(self) -> str:
@@ -207,20 +205,9 @@ class Summary:
         much rows of a batch resemble each other is taken from the recorded batch size next to B; one row resembles
         nobody.
         """
-        if (rows, kept) in self._told:
-            return self._told[rows, kept]
-        alone = fmean(active.from_shares(layer, rows) for layer in self._best(kept))
         near = min(self.sizes, key=lambda size: abs(math.log(size.rows / rows)))
         alike = near.active / near.independent if rows > 1 else 1.0
-        told = self._told[rows, kept] = min(max(alone * alike, float(kept)), float(self.experts))
-        return told
-
-    def _best(self, kept: int) -> tuple[tuple[float, ...], ...]:
-        if kept not in self._kept:
-            self._kept[kept] = tuple(
-                layer if kept == self.top_k else active.shares_of_best(layer, kept) for layer in self.shares.values()
-            )
-        return self._kept[kept]
+        return min(max(self.shares.active(rows, kept) * alike, float(kept)), float(self.experts))
 
 
 def summarize(passes: Sequence[Pass], *, experts: int, top_k: int, max_rows: int = MAX_ROWS) -> Summary:
@@ -257,7 +244,8 @@ def summarize(passes: Sequence[Pass], *, experts: int, top_k: int, max_rows: int
             totals[layer] = [*map(add, totals[layer], counts)] if layer in totals else [*counts]
             tokens[layer] += one.rows
     # A rank that counts the rows of others, as under expert parallelism, may count an expert more often than its rows.
-    shares = {layer: tuple(min(1.0, c / tokens[layer]) for c in totals[layer]) for layer in sorted(totals)}
+    chosen_by = (tuple(min(1.0, count / tokens[layer]) for count in totals[layer]) for layer in sorted(totals))
+    shares = active.Shares(tuple(chosen_by), top_k)
     by_rows: dict[int, list[Pass]] = defaultdict(list)
     for one in chosen:
         by_rows[one.rows].append(one)
@@ -268,7 +256,7 @@ def summarize(passes: Sequence[Pass], *, experts: int, top_k: int, max_rows: int
             passes=len(found),
             active=fmean(count for one in found for count in one.active),
             uniform=active.uniform(experts, top_k, rows),
-            independent=fmean(active.from_shares(layer, rows) for layer in shares.values()),
+            independent=shares.active(rows, top_k),
         )
         for rows, found in sorted(by_rows.items())
     ]

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from surgeon.bench.predict import Cell, Prediction
-    from surgeon.operations.predict import Outcome, Subject
+    from surgeon.operations.predict import Outcome
+    from surgeon.operations.subject import Subject
 
 group = typer.Typer(no_args_is_help=True, help="Say what a patch would save, before anything is touched.")
 
@@ -61,11 +62,15 @@ def oea(
         typer.Option("--kernel", metavar="K", help="What computes its experts.", rich_help_panel=MODEL),
     ] = None,
     batch: Annotated[str, typer.Option("--batch", metavar="N,N,..", help="Batch sizes.")] = "1,2,4,8,16,32,64",
-    k0: Annotated[str, typer.Option("--k0", metavar="N,N,..", help="Values of k0.")] = "",
+    k0: Annotated[str, typer.Option("--k0", metavar="N,N,..", help="Values of k0 [default: around half of k].")] = "",
     strict: Annotated[bool, typer.Option("--strict", help="The paper's refill instead of the native one.")] = False,
     from_recording: Annotated[
         list[Path] | None,
         typer.Option("--from-recording", metavar="FILE", help="sglang's own recording; may be said several times."),
+    ] = None,
+    shares: Annotated[
+        Path | None,
+        typer.Option("--shares", metavar="FILE", help="JSON: how often each expert is chosen, per layer."),
     ] = None,
     routing: Annotated[
         str | None,
@@ -73,17 +78,17 @@ def oea(
     ] = None,
     overhead_us: Annotated[
         float | None,
-        typer.Option("--overhead-us", help="The routing step's cost per layer, as measured.", rich_help_panel=COST),
+        typer.Option("--overhead-us", help="The routing step per layer, microseconds.", rich_help_panel=COST),
     ] = None,
     rest_ms: Annotated[
         float | None,
-        typer.Option("--rest-ms", min=0.0, help="A step beside its MoE layers.", rich_help_panel=COST),
+        typer.Option("--rest-ms", min=0.0, help="A step beside its MoE layers, milliseconds.", rich_help_panel=COST),
     ] = None,
     b_us: Annotated[
-        float | None, typer.Option("--b-us", help="Per expert read, as measured.", rich_help_panel=COST)
+        float | None, typer.Option("--b-us", help="Per expert read, microseconds, as measured.", rich_help_panel=COST)
     ] = None,
     c_us: Annotated[
-        float | None, typer.Option("--c-us", help="Per layer besides, as measured.", rich_help_panel=COST)
+        float | None, typer.Option("--c-us", help="Per layer besides, microseconds, as measured.", rich_help_panel=COST)
     ] = None,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the plot as a picture.")] = None,
 ) -> None:
@@ -92,6 +97,8 @@ def oea(
     from surgeon.errors import UsageError
     from surgeon.operations import predict
 
+    if shares is not None and from_recording:
+        raise UsageError("--shares and --from-recording both tell T; expected one of them", where="--shares")
     if routing not in {None, "unfused", "fused", "free"}:
         raise UsageError(f"routing is {routing!r}; expected unfused, fused or free", where="--routing")
     asked = predict.Asked(
@@ -109,6 +116,7 @@ def oea(
         c_us=c_us,
         strict=strict,
         recordings=tuple(from_recording or ()),
+        shares=shares,
     )
     outcome = predict.run(_subject(session, model, recipe), asked, patches.load("oea"))
     if svg is not None:
@@ -119,18 +127,18 @@ def oea(
 
 def _subject(session: Session, model: str | None, recipe: str | None) -> Subject:
     from surgeon.errors import UsageError
-    from surgeon.operations import predict
+    from surgeon.operations import subject
 
     if model is not None and recipe is not None:
         raise UsageError("--model and --recipe both name a model; expected one of them", where="--model")
     if model is not None:
-        return predict.named(model)
+        return subject.named(model)
     if recipe is not None:
-        return predict.from_recipe(recipe)
+        return subject.from_recipe(recipe)
     from surgeon.operations import survey
 
     with session.connect() as node:
-        return predict.served(survey.take(node, session.target))
+        return subject.served(survey.take(node, session.target))
 
 
 def _numbers(text: str, option: str, most: int) -> tuple[int, ...]:

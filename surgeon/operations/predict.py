@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import tomllib
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from surgeon.bench import latency, predict, recording, serving, shape
-from surgeon.errors import DoesNotFitError, UsageError
+from surgeon.bench import active, latency, predict, recording, serving, shape
+from surgeon.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+    from pathlib import Path
 
     from surgeon.bench.predict import Prediction, Traffic
     from surgeon.bench.shape import Shape
-    from surgeon.operations.survey import Survey
+    from surgeon.operations.subject import Subject
     from surgeon.patches import Patch
 
 _RECORDING_LIMIT: Final = 1 << 30
@@ -43,6 +42,7 @@ class Asked:
         c_us: microseconds of a layer besides.
         strict: whether the refill is the paper's.
         recordings: files of sglang's recorder.
+        shares: a JSON file with how often each expert is chosen.
     """
 
     gpu: str | None = None
@@ -59,33 +59,7 @@ class Asked:
     c_us: float | None = None
     strict: bool = False
     recordings: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is served, and on what, as far as it could be found out.
-
-    Attributes:
-        config: the model's config.json.
-        name: what to call the model.
-        where: where that was read.
-        gpu: which one; None if nobody says.
-        tp: GPUs that the model is spread over.
-        ep: of them, how many expert-parallel ranks.
-        quantization: sglang's word for it; empty if nobody says.
-        kernel: sglang's word for what computes the experts; empty if nobody says.
-        notes: what a person should know about these findings.
-    """
-
-    config: Mapping[str, Any]
-    name: str
-    where: str
-    gpu: str | None = None
-    tp: int | None = None
-    ep: int | None = None
-    quantization: str = ""
-    kernel: str = ""
-    notes: tuple[str, ...] = ()
+    shares: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -96,124 +70,13 @@ class Outcome:
         prediction: the numbers.
         where: where the model was read.
         caveats: what they do not tell, one sentence each.
-        recorded: what the recording says, if there is one.
         range: the batch sizes that the patch re-routes by default.
     """
 
     prediction: Prediction
     where: str
     caveats: tuple[str, ...]
-    recorded: recording.Summary | None
     range: tuple[int, int]
-
-
-def named(model: str) -> Subject:
-    """A model by the path of its config.json or its folder, or by the name of one that surgeon knows.
-
-    Raises:
-        UsageError: there is no such file, and no such name.
-    """
-    path = Path(model).expanduser()
-    file = path / "config.json" if path.is_dir() else path
-    if file.is_file():
-        try:
-            config = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{file} cannot be read as JSON: {error}", where="--model") from error
-        if not isinstance(config, dict):
-            raise UsageError(f"{file} is not a model's config.json: it holds no object", where="--model")
-        return Subject(config, file.resolve().parent.name, str(file))
-    plain = model.rpartition("/")[2].lower()
-    known = {name: table for name, table in latency.data("models").items() if isinstance(table, dict)}
-    for name, table in known.items():
-        # A name may end with how the checkpoint is stored, as in GLM-5-NVFP4; anything else is another model.
-        tail = plain.removeprefix(name.lower()).lstrip("-_")
-        if plain.startswith(name.lower()) and (not tail or shape.as_dtype(tail)):
-            return Subject(table, name, f"the fields that surgeon ships of {name}", quantization=tail)
-    raise UsageError(
-        f"{model!r} is neither a config.json or its folder, nor one of the models that surgeon knows: "
-        f"{', '.join(known)}",
-        advice="give the path of the model's config.json",
-        where="--model",
-        code="unknown-model",
-    )
-
-
-def from_recipe(name: str) -> Subject:
-    """What a recipe serves: by its file, or by the name of one that surgeon ships.
-
-    Raises:
-        UsageError: there is no such recipe, or it names no model.
-    """
-    from surgeon import patches
-
-    path = Path(name).expanduser()
-    shipped = patches.data_dir("recipes")
-    file = path if path.is_file() else shipped / f"{name.removesuffix('.toml')}.toml"
-    if not file.is_file():
-        known = ", ".join(sorted(one.stem for one in shipped.glob("*.toml")))
-        raise UsageError(f"there is no recipe {name!r}; expected a file, or one of {known}", where="--recipe")
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{file} cannot be read as TOML: {error}", where="--recipe") from error
-    model, launch = table.get("model"), table.get("launch")
-    if not isinstance(model, str):
-        raise UsageError(f"{file} names no model: expected model = a path or a name", where="--recipe")
-    words = launch.get("argv", []) if isinstance(launch, dict) else []
-    argv = [str(word) for word in words]
-    found = named(model)
-    gpu = table.get("gpu")
-    return replace(
-        found,
-        where=f"{file.name}, {found.where}",
-        gpu=str(gpu) if gpu else None,
-        tp=_number(_option(argv, "--tp", "--tp-size", "--tensor-parallel-size")),
-        ep=_number(_option(argv, "--ep", "--ep-size", "--expert-parallel-size")),
-        quantization=_option(argv, "--quantization") or found.quantization,
-        kernel=_option(argv, "--moe-runner-backend") or "",
-    )
-
-
-def served(seen: Survey) -> Subject:
-    """What the running server serves, and on which GPUs.
-
-    Raises:
-        DoesNotFitError: no server runs, or its model's config.json is not on the node.
-    """
-    if seen.server is None:
-        raise DoesNotFitError(
-            "no server is running on the node; expected one, to read its model and GPUs from",
-            advice="name them: --model PATH --gpu NAME --tp N",
-            code="no-server",
-        )
-    if not seen.model_config:
-        raise DoesNotFitError(
-            f"the config.json of {seen.server.model_path or 'the served model'} could not be read on the node",
-            advice="give it with --model PATH",
-            code="no-config",
-        )
-    info, argv = seen.server_info or {}, list(seen.server.argv)
-    gpus = sorted({str(one["name"]) for one in seen.gpus})
-    notes = [f"the node has different GPUs ({', '.join(gpus)}); the first is taken"] if len(gpus) > 1 else []
-    if info.get("enable_dp_attention") or "--enable-dp-attention" in argv:
-        notes.append(
-            "under DP attention each rank sees its own rows only, and a batch here means the rows of all ranks; the "
-            "refill in small batches is then slightly worse than predicted"
-        )
-    if info.get("speculative_algorithm") or _option(argv, "--speculative-algorithm"):
-        notes.append("with speculative decoding a batch here means the rows that are verified, not the requests")
-    return Subject(
-        config=seen.model_config,
-        name=(seen.server.model_path or str((seen.model or {}).get("path") or "")).rstrip("/").rpartition("/")[2],
-        where=f"the server on port {seen.server.port}",
-        gpu=gpus[0] if gpus else None,
-        tp=_number(info.get("tp_size") or _option(argv, "--tp", "--tp-size", "--tensor-parallel-size")) or 1,
-        ep=_number(info.get("ep_size") or _option(argv, "--ep", "--ep-size", "--expert-parallel-size")) or 1,
-        quantization=str(info.get("quantization") or _option(argv, "--quantization") or ""),
-        kernel=str(info.get("moe_runner_backend") or _option(argv, "--moe-runner-backend") or ""),
-        notes=tuple(notes),
-    )
 
 
 def run(subject: Subject, asked: Asked, patch: Patch) -> Outcome:
@@ -238,7 +101,8 @@ def run(subject: Subject, asked: Asked, patch: Patch) -> Outcome:
     if asked.rest_ms is not None:
         rest = serving.Rest(asked.rest_ms, 0.0, f"{asked.rest_ms:g} ms, given with --rest-ms")
     recorded = _recorded(asked.recordings, model) if asked.recordings else None
-    traffic: Traffic = recorded or predict.Uniform(model.experts, model.top_k)
+    shares = read_shares(asked.shares, model) if asked.shares else None
+    traffic: Traffic = recorded or shares or predict.Uniform(model.experts, model.top_k)
     setup = predict.Setup(
         shape=model,
         dtype=dtype,
@@ -258,7 +122,7 @@ def run(subject: Subject, asked: Asked, patch: Patch) -> Outcome:
         )
     found = predict.predict(setup, traffic, batches=asked.batches or predict.BATCHES, k0s=k0s)
     reach = (int(patch.settings["min_rows"]), int(patch.settings["max_rows"]))
-    return Outcome(found, subject.where, _caveats(subject, found, recorded, reach), recorded, reach)
+    return Outcome(found, subject.where, _caveats(subject, found, traffic, reach), reach)
 
 
 def _dtype(subject: Subject, asked: Asked, model: Shape) -> str:
@@ -336,15 +200,47 @@ def read_recordings(files: Sequence[Path], top_k: int) -> tuple[recording.Pass, 
     return tuple(passes)
 
 
+def read_shares(file: Path, model: Shape) -> active.Shares:
+    """How often each expert is chosen, from a JSON file: a list per layer, or one list; shares or counts alike.
+
+    Raises:
+        UsageError: it cannot be read, or is of another model.
+    """
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read as JSON: {error}", where=str(file)) from error
+    layers = raw if isinstance(raw, list) and raw and all(isinstance(one, list) for one in raw) else [raw]
+    found = []
+    for layer in layers:
+        numbers = layer if isinstance(layer, list) else []
+        plain = all(type(one) in {int, float} and one >= 0 for one in numbers)
+        if len(numbers) != model.experts or not plain or not sum(numbers):
+            raise UsageError(
+                f"{file}: expected {model.experts} numbers for each layer, shares or counts, none below 0, not all 0",
+                where=str(file),
+            )
+        found.append(tuple(one * model.top_k / sum(numbers) for one in numbers))
+    if any(share > 1 + 1e-6 for layer in found for share in layer):
+        raise UsageError(
+            f"{file}: an expert is chosen more often than once per token; expected at most 1 of {model.top_k}",
+            where=str(file),
+        )
+    clipped = tuple(tuple(min(1.0, share) for share in layer) for layer in found)
+    return active.Shares(clipped, model.top_k, f"given shares of each expert ({file}), rows independent")
+
+
 def _recorded(files: Sequence[Path], model: Shape) -> recording.Summary:
     return recording.summarize(read_recordings(files, model.top_k), experts=model.experts, top_k=model.top_k)
 
 
-def _caveats(
-    subject: Subject, found: Prediction, recorded: recording.Summary | None, reach: tuple[int, int]
-) -> tuple[str, ...]:
+def _caveats(subject: Subject, found: Prediction, traffic: Traffic, reach: tuple[int, int]) -> tuple[str, ...]:
     setup, caveats = found.setup, [*subject.notes]
-    if recorded is None:
+    if isinstance(traffic, active.Shares):
+        caveats.append(
+            "rows are taken to be independent; those of one batch resemble each other, and read fewer experts"
+        )
+    elif isinstance(traffic, predict.Uniform):
         caveats.append(
             "T is that of uniform routing, so the saving is a ceiling; `surgeon record routing` tells what traffic has"
         )
@@ -376,20 +272,3 @@ def _caveats(
         "quality is not predicted: a small k0 costs some, and larger models want a larger one",
     ]
     return tuple(caveats)
-
-
-def _option(argv: Sequence[str], *names: str) -> str | None:
-    """The value of the last of these options, in ``--name value`` or ``--name=value``."""
-    found = None
-    for place, word in enumerate(argv):
-        name, separator, value = word.partition("=")
-        if name in names:
-            found = value if separator else next(iter(argv[place + 1 : place + 2]), None)
-    return found
-
-
-def _number(value: Any) -> int | None:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return None

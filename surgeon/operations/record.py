@@ -13,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 from surgeon.bench import recording, shape
 from surgeon.errors import DoesNotFitError, SurgeonError, UsageError
 from surgeon.operations import restart, survey
+from surgeon.operations.subject import option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -174,7 +175,7 @@ def ready(seen: Survey) -> str:
     """
     info = seen.server_info or {}
     argv = list(seen.server.argv) if seen.server else []
-    mode = info.get("expert_distribution_recorder_mode") or _value(argv, FLAG)
+    mode = info.get("expert_distribution_recorder_mode") or option(argv, FLAG)
     if info.get("enable_eplb") or "--enable-eplb" in argv:
         raise DoesNotFitError(
             "the server moves experts by what its recorder counts (EPLB); expected a recorder that nobody else uses",
@@ -206,7 +207,7 @@ def always_on(argv: Sequence[str]) -> bool:
 
     ``--enable-expert-distribution-metrics`` until 0.5.19, ``--expert-balancedness-report-mode`` from 0.5.18.
     """
-    mode = _value(argv, "--expert-balancedness-report-mode")
+    mode = option(argv, "--expert-balancedness-report-mode")
     return "--enable-expert-distribution-metrics" in argv or mode not in {None, "off"}
 
 
@@ -373,12 +374,3 @@ def _notes(seen: Survey, mode: str, load: Load | None) -> tuple[str, ...]:
     if int(info.get("pp_size") or 1) > 1:
         notes.append("under pipeline parallelism the first rank's file holds that rank's layers only")
     return tuple(notes)
-
-
-def _value(argv: Sequence[str], option: str) -> str | None:
-    found = None
-    for place, word in enumerate(argv):
-        name, separator, value = word.partition("=")
-        if name == option:
-            found = value if separator else next(iter(argv[place + 1 : place + 2]), None)
-    return found

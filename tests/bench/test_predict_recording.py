@@ -66,7 +66,7 @@ def test_a_summary_is_what_can_be_counted_by_hand(files: Path) -> None:
     assert (alone.rows, alone.passes, alone.active) == (1, 1, 2)
     assert (pair.rows, pair.passes, pair.active) == (2, 2, (3 + 2 + 4 + 3) / 4)
     assert pair.uniform == pytest.approx(5 * (1 - 0.6**2))
-    assert found.shares[1] == pytest.approx((4 / 5, 2 / 5, 2 / 5, 1 / 5, 1 / 5))
+    assert found.shares.layers[0] == pytest.approx((4 / 5, 2 / 5, 2 / 5, 1 / 5, 1 / 5))
     first = (1 - 0.2**2) + 2 * (1 - 0.6**2) + 2 * (1 - 0.8**2)
     second = (1 - 0.0**2) + (1 - 0.2**2) + (1 - 0.8**2)
     assert pair.independent == pytest.approx((first + second) / 2)

@@ -9,7 +9,7 @@ import pytest
 
 from surgeon import patches
 from surgeon.bench import latency, serving, shape
-from surgeon.operations import predict
+from surgeon.operations import predict, subject
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 GLM_5 = shape.parse(latency.data("models")["GLM-5"])
@@ -70,7 +70,7 @@ def test_the_claim_of_the_readme_is_what_the_command_predicts() -> None:
     found = []
     for routing in ("unfused", "fused", "free"):
         asked = predict.Asked(gpu="rtx-pro-6000", tp=8, batches=(rows,), k0s=(k0,), routing=routing)
-        outcome = predict.run(predict.named("GLM-5-NVFP4"), asked, patches.load("oea"))
+        outcome = predict.run(subject.named("GLM-5-NVFP4"), asked, patches.load("oea"))
         assert outcome.prediction.setup.rest is not None
         found.append(round(-outcome.prediction.cells[k0][0].change * 100))
     assert said == found
