@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml
 
 # Two workers: one has the lab, the other the tests that start servers of their own (tests/conftest.py).
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 demo: $(STAMP)
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m surgeon.lab.demo

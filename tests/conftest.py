@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,22 +17,36 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests of these folders start no server, so any worker may take any of them.
 _FREE = {"bench", "environment", "ledger", "patches", "surgery"}
+_ROOT = Path(__file__).parent.parent
+
+
+@functools.cache
+def _scope(file: str) -> str:
+    """What one worker must run alone: there is one lab, and a test that looks for servers must not find another's.
+
+    Args:
+        file: a test file, relative to the repository.
+    """
+    if "mark.lab" in (_ROOT / file).read_text(encoding="utf-8"):
+        return "lab"
+    return file if Path(file).parts[1] in _FREE else "servers"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the lab's tests to one worker and those with servers of their own to another; the longest come first.
+    """Put the two long scopes first, so that both workers have one from the start."""
+    order = {"lab": 0, "servers": 1}
+    items.sort(key=lambda item: order.get(_scope(item.nodeid.partition("::")[0]), 2))
 
-    There is one lab, and a test that looks for servers on this machine must not find another test's.
-    """
-    here = Path(__file__).parent
-    groups = {}
-    for item in items:
-        if item.get_closest_marker("lab"):
-            groups[item] = "lab"
-        elif item.path.relative_to(here).parts[0] not in _FREE:
-            groups[item] = "servers"
-        if item in groups:
-            item.add_marker(pytest.mark.xdist_group(groups[item]))
-    order = ("lab", "servers", None)
-    items.sort(key=lambda item: order.index(groups.get(item)))
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand scopes to workers, in that order."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scopes(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
+        def _split_scope(self, nodeid: str) -> str:
+            return _scope(nodeid.partition("::")[0])
+
+    config.option.loadscopereorder = False
+    return Scopes(config, log)

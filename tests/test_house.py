@@ -20,14 +20,16 @@ AGENT = sorted((TOP / "surgeon" / "node" / "agent").glob("*.py"))
 SUBJECTS = {"surgery", "environment", "server", "bench", "ledger"}
 MAY = {
     "cli": {"operations", "node", "lab", "config", "patches", "errors", *SUBJECTS},
-    "operations": {"node", "patches", "errors", *SUBJECTS},
+    "operations": {"node", "patches", "registry", "errors", *SUBJECTS},
     "surgery": {"errors"},
     "environment": {"errors"},
     "server": {"node", "errors"},
     "bench": {"node", "errors"},
     "ledger": {"node", "errors"},
     "node": {"errors"},
-    "lab": {"node", "errors", *SUBJECTS},
+    "registry": {"cache", "errors"},
+    "cache": set(),
+    "lab": {"node", "registry", "cache", "errors", *SUBJECTS},
     "config": {"node", "lab", "errors"},
     "patches": {"errors"},
     "errors": set(),

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from surgeon import patches
-from surgeon.lab.wheels import unpack
 from surgeon.node.bundle import bundle
+from surgeon.registry.wheels import unpack
 from tests.support.standins import Environment
 
 TOP = Path(__file__).resolve().parent.parent
@@ -76,6 +76,8 @@ def test_the_wheel_holds_the_package_and_its_data_and_nothing_else(wheel: Path) 
     expected = {f"surgeon/{p.relative_to(TOP / 'surgeon')}" for p in (TOP / "surgeon").rglob("*.py")}
     assert {name for name in held if name.endswith(".py") and "/_data/" not in name} == expected
     assert "surgeon/py.typed" in held
+    for path in (TOP / "surgeon" / "bench" / "data").glob("*.toml"):
+        assert held[str(path.relative_to(TOP))] == path.read_bytes()
     for kind in ("patches", "recipes"):
         for path in (TOP / kind).rglob("*.toml"):
             assert held[f"surgeon/_data/{path.relative_to(TOP)}"] == path.read_bytes()

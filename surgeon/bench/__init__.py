@@ -1,1 +1,1 @@
-"""Load, and what the results mean."""
+"""Load, prediction, recordings, and what the results mean."""

@@ -7,10 +7,38 @@ liked, both of which lower T: the uniform formula is a ceiling.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How often each expert is chosen by a row, layer by layer; the rows of a batch are independent.
+
+    Attributes:
+        layers: for each layer, p_e of each expert; they sum up to k.
+        top_k: experts per row (k).
+        says: where they come from, in words.
+    """
+
+    layers: tuple[tuple[float, ...], ...] = field(repr=False)
+    top_k: int
+    says: str = ""
+    _best: dict[int, tuple[tuple[float, ...], ...]] = field(default_factory=dict, repr=False, compare=False)
+    _told: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
+
+    def active(self, rows: int, kept: int) -> float:
+        """T when each of B rows counts with its ``kept`` best experts, averaged over layers."""
+        if kept not in self._best:
+            best = (shares_of_best(layer, kept) for layer in self.layers)
+            self._best[kept] = self.layers if kept == self.top_k else tuple(best)
+        if (rows, kept) not in self._told:
+            every = [from_shares(layer, rows) for layer in self._best[kept]]
+            self._told[rows, kept] = math.fsum(every) / len(every)
+        return self._told[rows, kept]
 
 
 def uniform(experts: int, top_k: int, rows: int) -> float:
@@ -35,6 +63,25 @@ def from_shares(shares: Sequence[float], rows: int) -> float:
         rows: rows in the batch (B).
     """
     return math.fsum(1 - (1 - share) ** rows for share in shares)
+
+
+def shares_of_best(shares: Sequence[float], kept: int) -> tuple[float, ...]:
+    """How often an expert is among a row's ``kept`` best, told from how often it is among its k best.
+
+    Experts are taken to ring like clocks of different rates, and a row to choose those that ring first. Up to a time t,
+    expert e has rung with probability ``1 - exp(-w_e * t)``; after t = 1 it shall be p_e, which gives w_e, and the
+    expected number of rings, ``kept``, gives t. Well-liked experts are among the best more often than kept / k.
+
+    Args:
+        shares: p_e of each expert; their sum is k.
+        kept: from 1 to k.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        time = (low + high) / 2
+        rung = math.fsum(1 - (1 - share) ** time for share in shares)
+        low, high = (time, high) if rung < kept else (low, time)
+    return tuple(1 - (1 - share) ** high for share in shares)
 
 
 def filled_up(experts: int, k0: int, top_k: int, rows: int) -> float:

@@ -1,6 +1,6 @@
 """What sglang's expert-distribution recorder wrote: which experts each forward pass used, and what that says.
 
-Modes (0.4.9 to 0.5.23): ``per_pass`` and ``per_token`` write one file per rank, with the tokens that each expert got in
+Modes (0.4.7 to 0.5.23): ``per_pass`` and ``per_token`` write one file per rank, with the tokens that each expert got in
 each layer of each pass; ``stat`` and ``stat_approx`` write one file with the same counts summed over ranks. Only
 ``per_token`` says which passes decode; in the others a pass of few rows is taken for one. Rows that pad a captured CUDA
 graph are counted like real ones.
@@ -8,6 +8,7 @@ graph are counted like real ones.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -19,11 +20,11 @@ from surgeon.bench import active, torch_file
 from surgeon.errors import DoesNotFitError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 DECODE: Final = "decode"
 MAX_ROWS: Final = 64
-# sglang's ForwardMode, the same from 0.4.9 to 0.5.23: 1 is extend, 2 decode.
+# sglang's ForwardMode, the same from 0.4.6 to 0.5.23: 1 is extend, 2 decode.
 _DECODE_MODE: Final = 2
 _LAYER, _PASS = 2, 3
 
@@ -49,7 +50,7 @@ class Pass:
     counts: tuple[tuple[int, ...], ...] = field(repr=False)
     phase: str = ""
 
-    @property
+    @functools.cached_property
     def active(self) -> tuple[int, ...]:
         """Experts with at least one token, per layer: the T of the OEA paper."""
         return tuple(len(layer) - layer.count(0) for layer in self.counts)
@@ -180,7 +181,7 @@ class Summary:
         sizes: by batch size, ascending.
         layers: layer by layer, for the batch size recorded most.
         usual: that batch size.
-        shares: per layer, for each expert, the share of rows that chose it.
+        shares: how often a row chose each expert, layer by layer.
     """
 
     experts: int
@@ -190,7 +191,7 @@ class Summary:
     sizes: tuple[Size, ...]
     layers: tuple[LayerUse, ...]
     usual: int
-    shares: Mapping[int, tuple[float, ...]] = field(repr=False)
+    shares: active.Shares = field(repr=False)
 
     @property
     def says(self) -> str:
@@ -200,15 +201,13 @@ class Summary:
     def active(self, rows: int, kept: int) -> float:
         """T when each of B rows counts with its ``kept`` best experts, averaged over layers.
 
-        A row is taken to have each of its experts among its best with the same probability, so that shares shrink by
-        kept / k. How much rows of a batch resemble each other is taken from the recorded batch size next to B; one row
-        resembles nobody.
+        Counts do not say which of a row's experts are its best: see :func:`surgeon.bench.active.shares_of_best`. How
+        much rows of a batch resemble each other is taken from the recorded batch size next to B; one row resembles
+        nobody.
         """
-        factor = kept / self.top_k
-        alone = fmean(active.from_shares([p * factor for p in layer], rows) for layer in self.shares.values())
         near = min(self.sizes, key=lambda size: abs(math.log(size.rows / rows)))
         alike = near.active / near.independent if rows > 1 else 1.0
-        return min(max(alone * alike, float(kept)), float(self.experts))
+        return min(max(self.shares.active(rows, kept) * alike, float(kept)), float(self.experts))
 
 
 def summarize(passes: Sequence[Pass], *, experts: int, top_k: int, max_rows: int = MAX_ROWS) -> Summary:
@@ -244,7 +243,9 @@ def summarize(passes: Sequence[Pass], *, experts: int, top_k: int, max_rows: int
         for layer, counts in zip(one.layers, one.counts, strict=True):
             totals[layer] = [*map(add, totals[layer], counts)] if layer in totals else [*counts]
             tokens[layer] += one.rows
-    shares = {layer: tuple(count / tokens[layer] for count in totals[layer]) for layer in sorted(totals)}
+    # A rank that counts the rows of others, as under expert parallelism, may count an expert more often than its rows.
+    chosen_by = (tuple(min(1.0, count / tokens[layer]) for count in totals[layer]) for layer in sorted(totals))
+    shares = active.Shares(tuple(chosen_by), top_k)
     by_rows: dict[int, list[Pass]] = defaultdict(list)
     for one in chosen:
         by_rows[one.rows].append(one)
@@ -255,7 +256,7 @@ def summarize(passes: Sequence[Pass], *, experts: int, top_k: int, max_rows: int
             passes=len(found),
             active=fmean(count for one in found for count in one.active),
             uniform=active.uniform(experts, top_k, rows),
-            independent=fmean(active.from_shares(layer, rows) for layer in shares.values()),
+            independent=shares.active(rows, top_k),
         )
         for rows, found in sorted(by_rows.items())
     ]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from surgeon import __version__
-from surgeon.cli import apply, bench, environment, history, hosts, inspect, lab, server, settings
+from surgeon.cli import apply, bench, environment, history, hosts, inspect, lab, predict, record, server, settings
 from surgeon.cli.group import SurgeonGroup
 
 app = typer.Typer(
@@ -43,5 +43,7 @@ history.register(app)
 environment.register(app)
 server.register(app)
 bench.register(app)
+predict.register(app)
+record.register(app)
 hosts.register(app)
 app.add_typer(lab.app, name="lab")

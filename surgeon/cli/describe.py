@@ -81,6 +81,9 @@ def site_text(located: Located) -> str:
         case surgery.NotFound():
             nearest = "; ".join(f"line {n.number}: {n.text.strip()}" for n in located.nearest[:3]) or "nothing like it"
             return f"[red]not found[/red]: {escape(located.reason)} [dim](nearest: {escape(nearest)})[/dim]"
+        case surgery.NotNeeded():
+            lines = ", ".join(str(line.number) for line in located.lines)
+            return f"[green]not needed[/green]: {escape(located.reason)} [dim](lines {lines})[/dim]"
     return f"[red]cannot be parsed safely[/red]: {escape(located.reason)}"
 
 
@@ -115,6 +118,9 @@ def site_json(located: Located) -> dict[str, Any]:
             nearest = [{"line": n.number, "text": n.text} for n in located.nearest]
             expected = list(located.expected)
             return {"outcome": "not-found", "reason": located.reason, "expected": expected, "nearest": nearest}
+        case surgery.NotNeeded():
+            lines = [{"line": line.number, "text": line.text} for line in located.lines]
+            return {"outcome": "not-needed", "reason": located.reason, "lines": lines}
     return {"outcome": "unparsable", "reason": located.reason, "line": located.line}
 
 

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
+    from rich.table import Table
 
     from surgeon.operations.inspect import Inspection
+
+SERVED = "What is served, instead of asking the node"
 
 group = typer.Typer(no_args_is_help=True, help="Look at the installed engine; changes nothing.")
 
@@ -31,28 +34,82 @@ def topk(
     site: Annotated[
         Path | None, typer.Option("--site", metavar="DIR", help="An unpacked package folder instead of a node.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="PATH",
+            help="The model, by its folder or config.json, on this machine or else on the node.",
+            rich_help_panel=SERVED,
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="GPU",
+            help="A compute capability (12.0, sm120), a name (H200), or cpu.",
+            rich_help_panel=SERVED,
+        ),
+    ] = None,
+    server_args: Annotated[
+        str | None,
+        typer.Option(
+            "--server-args",
+            metavar="ARGS",
+            help="The launch line's arguments in quotes: '--moe-runner-backend triton --tp 8'.",
+            rich_help_panel=SERVED,
+        ),
+    ] = None,
+    check_latest: Annotated[
+        bool,
+        typer.Option(
+            "--check-latest", help="Ask the node's package index for the newest sglang, and try the patch on it."
+        ),
+    ] = False,
 ) -> None:
-    """Show where experts are chosen in the sglang on the node, and whether a patch would take effect there."""
+    """Show where experts are chosen in the sglang on the node, and whether a patch would take effect there.
+
+    What a model, a GPU and server arguments would make of it can be asked by hand, before there is a server.
+    """
+    from contextlib import nullcontext
+
     from surgeon import patches
     from surgeon.operations import inspect
+    from surgeon.operations.served import ByHand
 
+    said = ByHand(model, gpu, server_args)
     patch = patches.load("oea")
-    if site is not None:
-        found = inspect.offline(site, patch)
-    else:
-        with session.connect() as node:
-            found = inspect.run(node, session.target, patch)
+    asking = "Asking for the newest sglang, and trying the patch on it"
+    with session.sink.step(asking) if check_latest else nullcontext():
+        if site is not None:
+            found = inspect.offline(site, patch, said, check_latest=check_latest)
+        else:
+            with session.connect() as node:
+                found = inspect.run(node, session.target, patch, said, check_latest=check_latest)
     if found.unfinished:
         session.sink.warn(found.unfinished)
+    for odd in (*(found.served.warnings if found.served else ()), *_not_asked(found)):
+        session.sink.warn(odd)
     session.sink.answer(_json(found), lambda: _render(found, verbose=session.sink.verbose))
 
 
 def _render(found: Inspection, *, verbose: bool) -> Sequence[RenderableType]:
-    from rich.syntax import Syntax
+    from surgeon.cli import callmap
+
+    parts: list[RenderableType] = [_facts(found, verbose=verbose)]
+    code = _excerpt(found)
+    if code is not None:
+        parts += ["", code]
+    if found.functions:
+        parts += ["", callmap.render(found, everything=verbose)]
+    return parts
+
+
+def _facts(found: Inspection, *, verbose: bool) -> Table:
     from rich.table import Table
 
-    from surgeon import surgery
-    from surgeon.cli import describe
+    from surgeon.cli import describe, latest
 
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
@@ -61,72 +118,96 @@ def _render(found: Inspection, *, verbose: bool) -> Sequence[RenderableType]:
     facts.add_row(
         "file", f"{describe.escape(found.path)} [dim]({found.lines:,} lines, sha256 {found.sha256[:12]})[/dim]"
     )
-    if found.record_sha256 is not None:
-        same = found.record_sha256 == found.sha256
-        facts.add_row("RECORD", "as installed" if same else "[yellow]differs from what was installed[/yellow]")
-    if found.nlink > 1:
-        facts.add_row("links", f"{found.nlink} hard links share these bytes; surgeon replaces only this one")
+    facts.add_row("RECORD", _record(found))
+    facts.add_row("links", _links(found))
     if not found.writable:
         facts.add_row("writable", f"[red]no[/red]: {describe.escape(found.why_not)}")
     if found.state is not None:
         facts.add_row("state", describe.state_text(found.state))
         facts.add_row("server", describe.server_text(found.server))
-    if found.architecture:
+    what = found.served
+    if what is not None and what.architecture:
         k = f", k = {found.top_k[1]} [dim]({found.top_k[0]})[/dim]" if found.top_k else ""
-        facts.add_row("model", f"{found.architecture}{k} [dim]{describe.escape(found.model or '')}[/dim]")
+        facts.add_row("model", f"{what.architecture}{k} [dim]{describe.escape(what.model or '')}[/dim]")
     facts.add_row("site", describe.site_text(found.located))
     if found.live is not None:
         facts.add_row("live path", describe.live_text(found.live))
+    else:
+        facts.add_row("live path", "[dim]not judged: say what is served with --model, --gpu and --server-args[/dim]")
+    for name, said in latest.rows(found.latest, everything=verbose):
+        facts.add_row(name, said)
     facts.add_row("decode gate", describe.gate_text(found.gate))
     if found.runner is not None:
         facts.add_row("its site", f"{describe.site_text(found.runner)} [dim]{describe.escape(found.runner_path)}[/dim]")
-    parts: list[RenderableType] = [facts]
-    line = _shown_line(found)
-    if line:
-        rows = surgery.excerpt(found.source, line, 4)
-        text = "\n".join(text for _, text in rows)
-        parts += [
-            "",
-            Syntax(text, "python", line_numbers=True, start_line=rows[0][0], highlight_lines={line}, word_wrap=False),
-        ]
-    if found.functions:
-        parts += ["", _functions(found, everything=verbose)]
-    return parts
+    return facts
 
 
-def _shown_line(found: Inspection) -> int | None:
+def _not_asked(found: Inspection) -> tuple[str, ...]:
+    from surgeon.cli import latest
+
+    return latest.warnings(found.latest)
+
+
+def _record(found: Inspection) -> str:
+    match found.record_sha256:
+        case None:
+            return "[dim]says nothing of this file[/dim]"
+        case found.sha256:
+            return "as installed"
+        case other:
+            return f"[yellow]differs from what was installed[/yellow] [dim](sha256 {other[:12]})[/dim]"
+
+
+def _links(found: Inspection) -> str:
+    if found.nlink == 1:
+        return "1"
+    return f"{found.nlink} hard links share these bytes; surgeon replaces only this one"
+
+
+def _excerpt(found: Inspection) -> RenderableType | None:
+    """The lines around what was found, or around what comes nearest to it."""
+    from rich.syntax import Syntax
+
+    from surgeon import surgery
+
+    lines = _shown_lines(found)
+    if not lines:
+        return None
+    rows = surgery.excerpt(found.source, lines[0], 4, last=lines[-1])
+    code = "\n".join(text for _, text in rows)
+    return Syntax(
+        code,
+        "python",
+        theme="ansi_dark",
+        background_color="default",
+        line_numbers=True,
+        start_line=rows[0][0],
+        highlight_lines=set(lines),
+        word_wrap=True,
+    )
+
+
+def _shown_lines(found: Inspection) -> Sequence[int]:
     from surgeon import surgery
 
     match found.located:
         case surgery.Found():
-            return found.located.line
+            return (found.located.line,)
         case surgery.AlreadyGrafted():
-            return found.located.lines[-1].start if found.located.lines else None
-    return None
-
-
-def _functions(found: Inspection, *, everything: bool) -> RenderableType:
-    from rich.table import Table
-
-    from surgeon.cli import describe
-
-    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
-    table.title = "functions that take part in expert selection"
-    table.add_column("lines", style="dim", no_wrap=True)
-    table.add_column("function", no_wrap=True)
-    table.add_column("role", no_wrap=True)
-    table.add_column("calls" if everything else "", overflow="fold")
-    for function in found.functions:
-        compiled = any("torch.compile" in d for d in function.decorators)
-        tail = ", ".join(function.calls) if everything else "compiled" if compiled else ""
-        name = describe.escape(function.name)
-        table.add_row(f"{function.line}-{function.end}", name, function.role, f"[dim]{describe.escape(tail)}[/dim]")
-    return table
+            return found.located.lines[-1] if found.located.lines else ()
+        case surgery.Ambiguous():
+            return tuple(one.number for one in found.located.candidates[:1])
+        case surgery.NotFound():
+            return tuple(one.number for one in found.located.nearest[-1:])
+        case surgery.NotNeeded():
+            return tuple(one.number for one in found.located.lines[:1])
+    return ()
 
 
 def _json(found: Inspection) -> dict[str, Any]:
-    from surgeon.cli import describe
+    from surgeon.cli import callmap, describe, latest
 
+    what = found.served
     return {
         "version": found.version,
         "path": found.path,
@@ -134,6 +215,7 @@ def _json(found: Inspection) -> dict[str, Any]:
         "lines": found.lines,
         "links": found.nlink,
         "python": found.python,
+        "record_sha256": found.record_sha256,
         "as_installed": None if found.record_sha256 is None else found.record_sha256 == found.sha256,
         "writable": found.writable,
         "state": describe.state_json(found.state),
@@ -143,21 +225,26 @@ def _json(found: Inspection) -> dict[str, Any]:
         "gate_site": describe.site_json(found.runner) | {"path": found.runner_path} if found.runner else None,
         "server": describe.server_json(found.server),
         "model": {
-            "path": found.model,
-            "architecture": found.architecture,
+            "path": what.model if what else None,
+            "architecture": what.architecture if what else None,
             "k": found.top_k[1] if found.top_k else None,
             "k_from": found.top_k[0] if found.top_k else None,
         },
-        "functions": [
-            {
-                "name": f.name,
-                "role": f.role,
-                "first": f.line,
-                "last": f.end,
-                "decorators": list(f.decorators),
-                "calls": list(f.calls),
-            }
-            for f in found.functions
-        ],
+        "gpu": ".".join(map(str, what.capability)) if what and what.capability else None,
+        "device": found.device,
+        "by_hand": found.by_hand,
+        "latest": latest.to_json(found.latest),
+        "functions": callmap.to_json(found),
+        "excerpt": _excerpt_json(found),
         "unfinished": found.unfinished,
     }
+
+
+def _excerpt_json(found: Inspection) -> dict[str, Any] | None:
+    from surgeon import surgery
+
+    lines = _shown_lines(found)
+    if not lines:
+        return None
+    rows = surgery.excerpt(found.source, lines[0], 4, last=lines[-1])
+    return {"marked": list(lines), "lines": [{"line": number, "text": text} for number, text in rows]}

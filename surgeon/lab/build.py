@@ -32,10 +32,11 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from surgeon.errors import SurgeonError
-from surgeon.lab import pip, preflight, wheels
+from surgeon.lab import pip, preflight
 from surgeon.lab.paths import locked, paths
 from surgeon.lab.progress import Silent
 from surgeon.lab.recipes import TORCH, TRITON, Recipe, recipe, requirements
+from surgeon.registry import wheels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from platformdirs import user_cache_path
+from surgeon.cache import cache_root, locked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-
-def cache_root() -> Path:
-    """The cache folder: ``$SURGEON_CACHE_DIR``, else the platform's own place for caches.
-
-    Returns:
-        An absolute path, not created.
-    """
-    chosen = os.environ.get("SURGEON_CACHE_DIR")
-    return Path(chosen).expanduser().absolute() if chosen else user_cache_path("surgeon").absolute()
+__all__ = ["LabPaths", "cache_root", "locked", "paths"]
 
 
 @dataclass(frozen=True)
@@ -89,26 +77,3 @@ class LabPaths:
 def paths() -> LabPaths:
     """The folders of the cache in force."""
     return LabPaths(cache_root())
-
-
-@contextlib.contextmanager
-def locked(name: str, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold one of the cache's locks, so that two clones do not build the same thing at once.
-
-    Args:
-        name: what is being built.
-        waiting: called once if another process holds the lock, before waiting for it.
-
-    Yields:
-        Nothing; the lock ends with the block, or with the process.
-    """
-    folder = cache_root() / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.lock").open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting is not None:
-                waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

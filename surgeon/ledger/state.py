@@ -50,6 +50,7 @@ class FileFacts:
         stamp: the stamp of that graft.
         fits: whether a site was found (or a graft is there).
         beside: sha256 of the runtime and the settings beside it, by path; None where missing.
+        upstream: what says that upstream does by now what the patch would do; empty if nothing does.
     """
 
     path: str
@@ -59,6 +60,7 @@ class FileFacts:
     stamp: str
     fits: bool
     beside: dict[str, str | None]
+    upstream: str = ""
 
 
 def judge_disk(facts: FileFacts, ledger: Ledger, *, stamp: str) -> Verdict:
@@ -107,6 +109,8 @@ def _judge_plain(facts: FileFacts, ledger: Ledger) -> Verdict:
             f"the package was replaced since revision {last.revision}; the patch is gone",
             last,
         )
+    if facts.upstream:
+        return Verdict(PatchState.NOT_NEEDED, facts.upstream)
     if not facts.fits:
         return Verdict(PatchState.DOES_NOT_FIT, "no place for the patch was found in this file")
     if facts.record_sha256 is None:

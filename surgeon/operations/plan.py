@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from surgeon.errors import DoesNotFitError, ForeignEditError, UsageError
 from surgeon.ledger.state import FileFacts, PatchState, Verdict, judge_disk, judge_live
-from surgeon.operations import grafts, memory, proof
+from surgeon.operations import grafts, memory, proof, served
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,6 +110,7 @@ def _facts(file: TargetFile, located: Located, beside: dict[str, str | None]) ->
         grafted=grafted is not None,
         stamp=grafted.stamp if grafted else "",
         fits=grafted is not None or isinstance(located, surgery.Found),
+        upstream=located.reason if isinstance(located, surgery.NotNeeded) else "",
         beside=beside,
     )
 
@@ -145,28 +145,16 @@ def _with_server(survey: Survey, patch: Patch, disk: Verdict) -> Verdict:
 
 
 def _live_path(survey: Survey) -> LivePath | None:
-    from surgeon import surgery
-
-    if survey.server is None and survey.model is None:
-        return None
-    gpu = survey.gpus[0] if survey.gpus else {}
-    capability = re.fullmatch(r"(\d+)\.(\d+)", str(gpu.get("compute_cap", "")))
-    return surgery.live_path(
-        version=survey.installed.version,
-        architecture=survey.architecture,
-        config=survey.model_config,
-        # What a running server says of itself is resolved already: `auto` in it stays `auto`.
-        server_args={**survey.server_info, "internal_states": []} if survey.server_info else {},
-        compute_capability=(int(capability[1]), int(capability[2])) if capability else None,
-    )
+    what = served.of(survey)
+    return what.live(survey.installed.version) if what else None
 
 
 def make(survey: Survey, patch: Patch, wanted: Mapping[str, Any], *, restart: bool) -> Plan:
     """Plan an apply, or refuse it.
 
     Raises:
-        DoesNotFitError: no site, the routing bypasses it, the folder cannot be written, or the server is not ours to
-            restart.
+        DoesNotFitError: no site, upstream does this itself now, the routing bypasses the site, the folder cannot be
+            written, or the server is not ours to restart.
         ForeignEditError: somebody else's edit is in the way.
         UsageError: a setting is out of range for the served model.
     """
@@ -319,7 +307,11 @@ def refuse_override(survey: Survey, settings: Mapping[str, Any]) -> None:
 
 def top_k(survey: Survey) -> tuple[str, int] | None:
     """The field of the served model's config that holds k, and k; None if neither is known."""
-    config = survey.model_config
+    return top_k_of(survey.model_config)
+
+
+def top_k_of(config: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The field of a model's config.json that holds k, and k; None if it has none of them."""
     return next(((f, int(config[f])) for f in TOP_K_FIELDS if isinstance(config.get(f), int)), None)
 
 

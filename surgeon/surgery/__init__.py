@@ -6,7 +6,7 @@ from surgeon.surgery.graft import Grafted, graft, ungraft
 from surgeon.surgery.live_path import CannotTell, NotReached, Reached, live_path
 from surgeon.surgery.locate import know, locate
 from surgeon.surgery.markers import GraftSpec
-from surgeon.surgery.outcomes import AlreadyGrafted, Ambiguous, Found, Line, NotFound, Outcome, Unparsable
+from surgeon.surgery.outcomes import AlreadyGrafted, Ambiguous, Found, Line, NotFound, NotNeeded, Outcome, Unparsable
 from surgeon.surgery.places import EXPERTS, FORWARD, PLACES, Place
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Grafted",
     "Line",
     "NotFound",
+    "NotNeeded",
     "NotReached",
     "Outcome",
     "Place",

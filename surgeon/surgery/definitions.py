@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from surgeon.surgery.places import Place
 
 
+# torch.compile and what is called after it; not torch.compiler.disable, which does the opposite.
+_COMPILES = re.compile(r"(?:\b|_)compiled?(?:\b|_)|\bjit\.(?:script|trace)\b|\bdynamo\.optimize\b")
+
+
 @dataclass(frozen=True, eq=False)
 class Definition:
     """The function of a place, and where it stands.
@@ -95,8 +99,12 @@ def _method(module: _Scope, place: Place, name: str) -> Definition | NotFound | 
     method = _one(inside, place.function, cst.FunctionDef)
     if not isinstance(method, _One):
         return method
-    if any(True for _ in _bindings(module.statements, place.label)):
+    again = list(_bindings(module.statements, place.label))
+    if again:
         shown = (*_binding_lines(inside, place.function), *_binding_lines(module, re.escape(place.label)))
+        compiled = _compiled(parsed, place.label, again)
+        if compiled:
+            return NotFound(compiled, (f"def {place.function}",), shown)
         return Ambiguous(f"`{place.label}` is bound again at module level; one definition is expected.", shown)
     return Definition(method.node, method.body, parsed.start_in(owner.node, top, method.node), owner.node, top)
 
@@ -106,28 +114,79 @@ def _one(scope: _Scope, name: str, kind: type[_Node]) -> _One[_Node] | NotFound 
     what, keyword = ("class", "class") if kind is cst.ClassDef else ("function", "def")
     expected = (f"{keyword} {name}",)
     if not bindings:
+        nested = _matching(scope, rf"\s*(?:async\s+)?{keyword}\s+{name}\b")
+        if nested:
+            reason = f"`{name}` is defined inside another function or class; a {what} {scope.title} is expected."
+            return NotFound(reason, expected, nested)
         where = "The file" if scope.title == "at module level" else scope.title.removeprefix("in ").capitalize()
         return NotFound(f"{where} defines no {what} `{name}`.", expected, _alike(scope, name, keyword))
     lines = _binding_lines(scope, name)
+    compiled = _compiled(scope.parsed, name, bindings)
+    if compiled:
+        return NotFound(compiled, expected, lines)
     if len(bindings) > 1:
         return Ambiguous(f"`{name}` is bound {len(bindings)} times {scope.title}; one is expected.", lines)
     node = bindings[0]
     index = next((i for i, statement in enumerate(scope.statements) if statement is node), None)
-    if isinstance(node, cst.FunctionDef | cst.ClassDef) and not isinstance(node, kind):
-        reason = f"`{name}` is no {what}; a {what} {scope.title} is expected."
-    elif not isinstance(node, kind):
-        reason = f"`{name}` is not defined in this file but bound to something from elsewhere."
-    elif index is None:
-        reason = f"`{name}` is defined inside another block; a {what} {scope.title} is expected."
-    elif node.decorators:
-        reason = f"`{name}` is decorated; what its decorator makes of new statements is not known."
-    elif isinstance(node, cst.FunctionDef) and node.asynchronous is not None:
-        reason = f"`{name}` is a coroutine; a plain function is expected."
-    elif not isinstance(node.body, cst.IndentedBlock):
-        reason = f"`{name}` stands on one line; a body in lines of its own is expected."
+    if isinstance(node, kind) and index is not None and isinstance(node.body, cst.IndentedBlock):
+        reason = _unfit(node)
+        if not reason:
+            return _One(index, node, node.body)
+    elif isinstance(node, kind):
+        where = "inside another block" if index is None else "on one line"
+        reason = f"is defined {where}; a {what} {scope.title}, with a body in lines of its own, is expected"
+    elif isinstance(node, cst.FunctionDef | cst.ClassDef):
+        reason = f"is no {what}; a {what} {scope.title} is expected"
     else:
-        return _One(index, node, node.body)
-    return NotFound(reason, expected, lines)
+        reason = "is not defined in this file but bound to something from elsewhere"
+    return NotFound(f"`{name}` {reason}.", expected, lines)
+
+
+def _unfit(node: cst.FunctionDef | cst.ClassDef) -> str:
+    """Why nothing can be cut into a definition; empty if something can."""
+    if node.decorators:
+        return "is decorated; what its decorator makes of new statements is not known"
+    if isinstance(node, cst.FunctionDef) and node.asynchronous is not None:
+        return "is a coroutine; a plain function is expected"
+    if isinstance(node, cst.FunctionDef) and _yields(node.body):
+        return "is a generator; a function whose body runs when it is called is expected"
+    return ""
+
+
+def _compiled(parsed: Parsed, name: str, bindings: Sequence[cst.CSTNode]) -> str:
+    """Why a name stands for compiled code: by a decorator, or because it is bound to what a compiler made of it."""
+    for node in bindings:
+        written: list[cst.CSTNode] = []
+        match node:
+            case cst.FunctionDef() | cst.ClassDef():
+                written = [decorator.decorator for decorator in node.decorators]
+            case cst.SimpleStatementLine() | cst.SimpleStatementSuite():
+                written = [small.value for small in node.body if isinstance(small, cst.Assign)]
+        for code in (" ".join(parsed.module.code_for_node(one).split()) for one in written):
+            if _COMPILES.search(code):
+                return (
+                    f"`{name}` is compiled, by `{code}`: what is cut into a compiled region cannot be trusted to be "
+                    "read again, nor to be switched while the server runs."
+                )
+    return ""
+
+
+class _Yields(cst.CSTVisitor):
+    """Whether a body yields, functions and classes inside it left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        self.found = self.found or isinstance(node, cst.Yield)
+        return not isinstance(node, cst.FunctionDef | cst.ClassDef | cst.Lambda)
+
+
+def _yields(body: cst.BaseSuite) -> bool:
+    visitor = _Yields()
+    body.visit(visitor)
+    return visitor.found
 
 
 def _bindings(statements: Sequence[cst.CSTNode], name: str) -> Iterator[cst.CSTNode]:

@@ -34,21 +34,22 @@ def unified_diff(before: bytes, after: bytes, name: str) -> str:
     return "".join(f"{shown}\n" for line in body for shown in show(line))
 
 
-def excerpt(source: bytes, line: int, context: int = 3) -> tuple[tuple[int, str], ...]:
-    """The lines around one line.
+def excerpt(source: bytes, line: int, context: int = 3, *, last: int | None = None) -> tuple[tuple[int, str], ...]:
+    """The lines around one line, or around several.
 
     Args:
         source: the file.
         line: counted from 1.
-        context: how many lines to show above and below it.
+        context: how many lines to show above and below.
+        last: the last of several; None for one.
 
     Returns:
         Line numbers, counted from 1, and text without line ends.
     """
     lines = _decoded(source)
     first = max(1, line - context)
-    last = min(len(lines), line + context)
-    return tuple((number, lines[number - 1].rstrip("\r\n")) for number in range(first, last + 1))
+    end = min(len(lines), (last or line) + context)
+    return tuple((number, lines[number - 1].rstrip("\r\n")) for number in range(first, end + 1))
 
 
 def _decoded(source: bytes) -> list[str]:

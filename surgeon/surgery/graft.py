@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from surgeon.errors import DoesNotFitError, ForeignEditError
 from surgeon.surgery import markers
 from surgeon.surgery.locate import locate
-from surgeon.surgery.outcomes import AlreadyGrafted, Ambiguous, Found, Line, NotFound, Unparsable
+from surgeon.surgery.outcomes import AlreadyGrafted, Ambiguous, Found, Line, NotFound, NotNeeded, Unparsable
 from surgeon.surgery.text import split_bom, split_lines
 
 if TYPE_CHECKING:
@@ -149,14 +149,14 @@ def _first_line(node: ast.stmt) -> int:
 
 def _prove_by_libcst(grafted: Grafted) -> None:
     """For a file whose syntax is newer than the Python that runs surgeon; the node compiles it again anyway."""
-    from surgeon.surgery.parse import parse
+    from surgeon.surgery import guard
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ast.parse(grafted.source)
     except SyntaxError:
-        _insist(not isinstance(parse(grafted.result), Unparsable), "the result is not Python")
+        _insist(guard.unreadable(grafted.result) is None, "the result is not Python")
     else:
         _insist(False, "the result does not compile, though the source does")
 
@@ -170,7 +170,7 @@ def _insist(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - it is an ass
         )
 
 
-def _refuse(outcome: AlreadyGrafted | NotFound | Ambiguous | Unparsable) -> NoReturn:
+def _refuse(outcome: AlreadyGrafted | NotNeeded | NotFound | Ambiguous | Unparsable) -> NoReturn:
     match outcome:
         case AlreadyGrafted(problem=problem) if problem:
             _refuse_broken(problem, outcome.lines[0].start)
@@ -180,6 +180,13 @@ def _refuse(outcome: AlreadyGrafted | NotFound | Ambiguous | Unparsable) -> NoRe
                 advice="Roll it back first, or leave it.",
                 where=f"line {outcome.lines[0].start}",
                 code="already-grafted",
+            )
+        case NotNeeded():
+            raise DoesNotFitError(
+                f"The patch is not needed: {outcome.reason} Found: {_show(outcome.lines)}. {_KEEP}",
+                advice="Use sglang's own; a patch on top of it would re-route what it has routed.",
+                where=f"line {outcome.lines[0].number}",
+                code="not-needed",
             )
         case NotFound():
             shown = f" Nearest: {_show(outcome.nearest)}." if outcome.nearest else ""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _BIASED = {"DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Glm4MoeForCausalLM"}
 _SOFTMAX = {"Qwen3MoeForCausalLM"}
 _TORCH = "biased_grouped_topk_impl"
+_TORCH_SOFTMAX = "fused_topk_torch_native"
 
 
 def leaf_function(
@@ -45,6 +46,26 @@ def leaf_function(
     # Whether the shared expert is fused depends on much; it often makes no difference.
     answers = {_biased(release, shape, fused) for fused in (0, 1)}
     return answers.pop() if len(answers) == 1 else None
+
+
+def cpu_leaf(architecture: str, *, kernels: bool | None) -> str | None:
+    """Name the function on a CPU.
+
+    Without sgl_kernel's CPU build, and on a CPU without AMX, `TopK.forward_native` asks for torch's functions: every
+    fused kernel is behind a test for its device, and module-level aliases name the CPU's only with AMX. Read from
+    0.4.10 to 0.5.23: the aliases in topk.py, `biased_grouped_topk_gpu`, and `cpu_has_amx_support` in srt/utils.
+
+    Args:
+        architecture: the model class.
+        kernels: whether sgl_kernel is installed; None if not known.
+
+    Returns:
+        None if the model is not one of those that were read, or sgl_kernel may be there: whether its build and the
+        processor have AMX is not known here.
+    """
+    if kernels is not False:
+        return None
+    return _TORCH if architecture in _BIASED else _TORCH_SOFTMAX if architecture in _SOFTMAX else None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from surgeon.surgery.leaf import leaf_function
+from surgeon.surgery.leaf import cpu_leaf, leaf_function
 from surgeon.surgery.outcomes import FUNCTION
 from surgeon.surgery.situation import Situation, situation
 
@@ -73,6 +73,8 @@ def live_path(
     config: Mapping[str, Any],
     server_args: Mapping[str, Any],
     compute_capability: tuple[int, int] | None,
+    *,
+    kernels: bool | None = None,
 ) -> Verdict:
     """Decide whether a patch in `select_experts` can have an effect.
 
@@ -83,8 +85,9 @@ def live_path(
         server_args: sglang's server arguments by field name (`moe_runner_backend`), from /server_info, which has
             resolved "auto" as far as it goes and is believed, or from the command line.
         compute_capability: the GPU's, for example `(12, 0)`; None if there is no GPU or it is not known.
+        kernels: whether the sgl_kernel package is installed, if known.
     """
-    at = situation(version, architecture, config, server_args, compute_capability)
+    at = situation(version, architecture, config, server_args, compute_capability, kernels=kernels)
     for rule in RULES:
         verdict = rule.ask(at)
         if verdict is not None:
@@ -148,7 +151,7 @@ def _on_cpu(at: Situation) -> Verdict | None:
     base = "MultiPlatformOp.dispatch_forward" if at.release < (0, 5, 18) else "BaseFusedOp"
     return Reached(
         FUNCTION,
-        None,
+        cpu_leaf(at.architecture, kernels=at.kernels) if at.architecture else None,
         f"sglang 0.5.9 and 0.5.23 srt/layers/moe/topk.py TopK.forward_cpu (AMX) and TopK.forward_native, by {base}: "
         "both call select_experts, whatever the runner backend",
         _notes(at),

@@ -10,6 +10,7 @@ import functools
 from surgeon.surgery import markers
 from surgeon.surgery.outcomes import AlreadyGrafted, Found, Outcome
 from surgeon.surgery.places import EXPERTS, Place
+from surgeon.surgery.upstream import not_needed
 
 _known: dict[tuple[bytes, Place], Found] = {}
 
@@ -42,9 +43,13 @@ def _locate(source: bytes, place: Place) -> Outcome:
         return _already(marked, place)
     if (source, place) in _known:
         return _known[source, place]
-    from surgeon.surgery.search import search
+    if place == EXPERTS:
+        upstream = not_needed(source)
+        if upstream is not None:
+            return upstream
+    from surgeon.surgery import guard
 
-    return search(source, place)
+    return guard.search(source, place)
 
 
 def _already(marked: markers.Marked | markers.Broken, place: Place) -> AlreadyGrafted:

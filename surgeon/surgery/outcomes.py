@@ -79,6 +79,19 @@ class AlreadyGrafted:
 
 
 @dataclass(frozen=True)
+class NotNeeded:
+    """Upstream does by now what the patch would do.
+
+    Attributes:
+        reason: what says so, in sentences.
+        lines: where it is to be seen.
+    """
+
+    reason: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
 class NotFound:
     """No recipe fits.
 
@@ -121,4 +134,4 @@ class Unparsable:
     text: str
 
 
-Outcome = Found | AlreadyGrafted | NotFound | Ambiguous | Unparsable
+Outcome = Found | AlreadyGrafted | NotNeeded | NotFound | Ambiguous | Unparsable

@@ -1,8 +1,12 @@
-"""Source bytes to a LibCST tree, and places in the tree back to lines of the source."""
+"""Source bytes to a LibCST tree, and places in the tree back to lines of the source.
+
+A file that nobody has vouched for is parsed in a child process only; `guard` says why.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MARK = "# \u27e8here\u27e9"
+_LINE = re.compile(r"error at (\d+):")
 
 
 class Unmappable(Exception):  # noqa: N818 - not an error of the user's: locate answers it as Unparsable
@@ -100,7 +105,7 @@ class Parsed:
         source = b"".join(self.lines[:count]).decode(self.encoding)
         # LibCST drops form feeds in indentation; they end no line, so the count holds without them.
         if whole.replace("\f", "") != source.replace("\f", ""):
-            raise Unmappable(f"LibCST does not give back the first {count} lines as they are in the file")
+            raise Unmappable(f"LibCST does not give back the first {count} lines as they are in the file.")
         return count
 
 
@@ -116,17 +121,27 @@ def parse(source: bytes) -> Parsed | Unparsable:
         source: the file as it is, with byte order mark, coding cookie and line ends.
 
     Returns:
-        The tree, or why there is none. Nothing that a file can hold makes it raise.
+        The tree, or why there is none. Nothing that a file can hold makes it raise; but LibCST's native parser can
+        end the process, or not come back for minutes.
     """
-    too_deep = _too_deep(source)
+    nul = source.find(b"\0")
+    if nul >= 0:
+        # LibCST lets one pass in comments and strings; no Python imports such a file.
+        return _unparsable(source, "It does not parse: it holds a NUL byte.", len(split_lines(source[: nul + 1])))
+    too_deep, refused = _by_python(source)
     if too_deep:
         return _unparsable(source, f"Python gives up on it: {too_deep}", None)
     try:
         module = cst.parse_module(source)
     except cst.ParserSyntaxError as error:
-        return _unparsable(source, f"It does not parse: {error.message}", error.raw_line)
+        # LibCST's own line is right only where its message names it, in errors of the parser; for those of the
+        # tokenizer it is always the first.
+        named = _LINE.search(error.message)
+        return _unparsable(source, f"It does not parse: {error.message}", int(named[1]) if named else refused)
     except (KeyboardInterrupt, SystemExit):
         raise
+    except MemoryError:
+        return _unparsable(source, "LibCST ran out of memory on it: it is too long.", None)
     except BaseException as error:  # noqa: BLE001 - LibCST's native parser panics with a BaseException
         return _unparsable(source, f"It does not parse: {type(error).__name__}: {error}", None)
     bom, rest = split_bom(source)
@@ -134,24 +149,29 @@ def parse(source: bytes) -> Parsed | Unparsable:
     return Parsed(module, bom, split_lines(rest), encoding)
 
 
-def _too_deep(source: bytes) -> str:
-    """Why Python itself refuses such nesting; LibCST's native parser would overflow the stack and end the process."""
+def _by_python(source: bytes) -> tuple[str, int | None]:
+    """Ask Python's own parser first.
+
+    Returns:
+        Why it refuses such nesting, or nothing. LibCST's native parser would be slow on that, or overflow its stack;
+        Python knows limits that LibCST does not, though not all that LibCST crashes on. Then the line of any other
+        syntax error, which is LibCST's to judge: the file may be for a newer Python than this one.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(source, "topk.py", "exec", dont_inherit=True)
     except (RecursionError, MemoryError) as error:
-        return f"{type(error).__name__}: its code is nested too deeply"
+        return f"{type(error).__name__}: its code is nested too deeply, or too long", None
     except SyntaxError as error:
-        # Any other complaint is LibCST's to make: the file may be for a newer Python than this one.
-        return error.msg if error.msg.startswith("too many") else ""
+        return error.msg if error.msg.startswith("too many") else "", error.lineno
     except ValueError:
-        return ""
-    return ""
+        return "", None
+    return "", None
 
 
 def _unparsable(source: bytes, reason: str, line: int | None) -> Unparsable:
     lines: Sequence[bytes] = split_lines(source)
     known = line is not None and 1 <= line <= len(lines)
     text = lines[line - 1].decode("utf-8", "replace").rstrip("\r\n") if known and line is not None else ""
-    return Unparsable(reason, line, text)
+    return Unparsable(f"{reason.rstrip('. ')}.", line, text)

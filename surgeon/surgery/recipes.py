@@ -215,6 +215,14 @@ def _records_selected(statement: cst.BaseSmallStatement) -> bool:
             return False
 
 
+def _records_tokens(statement: cst.BaseSmallStatement) -> bool:
+    match statement:
+        case cst.Expr(value=cst.Call(func=cst.Attribute(), args=[cst.Arg(keyword=None, star="", value=value)])):
+            return _is_name(value, IDS)
+        case _:
+            return False
+
+
 RECIPES: tuple[Recipe, ...] = (
     Recipe(
         name="before-post-process",
@@ -230,9 +238,17 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         name="before-recorder",
         place=EXPERTS,
-        releases="0.4.9 to 0.5.9",
+        releases="0.4.6.post5 to 0.5.9",
         anchor="a statement `....on_select_experts(topk_ids=topk_ids)`",
         where=BeforeCall("on_select_experts", _records_selected),
+        why="the recorder then counts what the experts really get",
+    ),
+    Recipe(
+        name="before-old-recorder",
+        place=EXPERTS,
+        releases="0.4.6 to 0.4.6.post4",
+        anchor="a statement `....record_new_token(topk_ids)`",
+        where=BeforeCall("record_new_token", _records_tokens),
         why="the recorder then counts what the experts really get",
     ),
     Recipe(

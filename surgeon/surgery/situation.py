@@ -28,6 +28,7 @@ class Situation:
         quantization: the server argument.
         checkpoint_quantization: the `quant_method` that the checkpoint declares.
         resolved: the arguments come from a running server, which has resolved "auto" as far as it goes.
+        kernels: whether the sgl_kernel package is installed, if known.
     """
 
     release: tuple[int, int, int]
@@ -40,6 +41,7 @@ class Situation:
     quantization: str | None
     checkpoint_quantization: str | None
     resolved: bool
+    kernels: bool | None
 
     @property
     def plain_auto(self) -> bool:
@@ -58,6 +60,8 @@ def situation(
     config: Mapping[str, Any],
     server_args: Mapping[str, Any],
     compute_capability: tuple[int, int] | None,
+    *,
+    kernels: bool | None,
 ) -> Situation:
     """Gather what `live_path` was given; its arguments are described there."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
@@ -78,4 +82,5 @@ def situation(
         quantization=server_args.get("quantization"),
         checkpoint_quantization=quantized.get("quant_method") if isinstance(quantized, dict) else None,
         resolved="internal_states" in server_args,
+        kernels=kernels,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from surgeon.lab.paths import cache_root
-from surgeon.lab.wheels import unpack
+from surgeon.registry.wheels import unpack
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     [
         (b"def select_experts(:\n    pass\n", ("does not parse",)),
         (b"import this\n\n\ndef route_tokens(hidden_states):\n    return hidden_states\n", ("select_experts",)),
+        (
+            b"class TopKConfig:\n    oea_k0: int = 0\n\n\ndef select_experts(router_logits, topk_config):\n    pass\n",
+            ("not needed", "`oea_k0`, a field of `TopKConfig`"),
+        ),
     ],
-    ids=["unparsable", "no-site"],
+    ids=["unparsable", "no-site", "not-needed"],
 )
 def test_a_topk_that_offers_no_place_is_refused_with_what_was_expected(
     tmp_path: Path, source: bytes, words: tuple[str, ...]
 ) -> None:
-    """A file that does not parse, and one without the function: exit 4, and the bytes stay."""
+    """A file that does not parse, one without the function, one that does it itself: exit 4, and the bytes stay."""
     with make_bed(tmp_path / "bed", source=source) as bed:
         before = bed.facts()
         answer = bed.apply()

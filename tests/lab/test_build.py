@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from surgeon.errors import SurgeonError
-from surgeon.lab import build, pip, wheels
+from surgeon.lab import build, pip
 from surgeon.lab.paths import paths
 from surgeon.lab.progress import Silent
 from surgeon.lab.recipes import RECIPES, requirements
+from surgeon.registry import wheels
 
 METADATA = """\
 Metadata-Version: 2.1

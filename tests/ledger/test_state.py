@@ -202,6 +202,13 @@ def test_a_rollback_that_is_not_closed_yet_replaced_no_package() -> None:
     assert judge(plain(), APPLIED, pending).state is PatchState.PRISTINE
 
 
+def test_not_needed_is_an_installed_file_that_does_it_itself() -> None:
+    """What the locator saw is the reason; a file that somebody changed is a foreign edit all the same."""
+    facts = replace(plain(fits=False), upstream="sglang has batch-aware routing of its own.")
+    assert judge(facts) == Verdict(PatchState.NOT_NEEDED, "sglang has batch-aware routing of its own.")
+    assert judge(replace(facts, sha256="0" * 64)).state is PatchState.FOREIGN_EDIT
+
+
 def test_does_not_fit_is_an_installed_file_without_a_site() -> None:
     """A release whose select_experts has another shape."""
     assert judge(plain(fits=False)).state is PatchState.DOES_NOT_FIT

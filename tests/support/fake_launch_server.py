@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,6 +277,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/server_info" and self.allowed():
             model, key = value_of("--model-path", ""), value_of("--api-key", "")
             info = {"version": "0.5.9", "model_path": model, "tp_size": int(value_of("--tp", "1")), "api_key": key}
+            info["expert_distribution_recorder_mode"] = value_of("--expert-distribution-recorder-mode", "") or None
             self.answer(200, {**info, "moe_runner_backend": "auto", "internal_states": [{"big": 1}]})
         elif self.path == now()["loads"] and self.allowed():
             told = {"num_running_reqs": now()["requests"], "num_waiting_reqs": 0, "num_reqs": now()["requests"]}
@@ -283,8 +285,23 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path not in ("/server_info", now()["loads"]):
             self.answer(404, {})
 
+    def record(self, what: str) -> None:
+        """Do what the recorder is told; where it is off, end as the real server does, by its scheduler's exception."""
+        if not value_of("--expert-distribution-recorder-mode", ""):
+            say("Scheduler hit an exception: RuntimeError: recorder is not enabled")
+            os._exit(1)
+        say(f"recorder: {what}")
+        folder = Path(os.environ["SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"])
+        for rank, name in enumerate(BEHAVIOUR["recordings"] if what == "dump" else ()):
+            shutil.copyfile(name, folder / f"expert_distribution_recorder_{time.time()}_{rank}.pt")
+        self.answer(200, "Success")
+
     def do_POST(self) -> None:
-        """Answer /generate."""
+        """Answer /generate, and the endpoints of the recorder."""
+        recorder = re.fullmatch("/(start|stop|dump)_expert_distribution_record", self.path)
+        if recorder:
+            self.record(recorder.group(1))
+            return
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path != "/generate":
             self.answer(404, {})

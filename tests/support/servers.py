@@ -41,6 +41,12 @@ CONFIG = {
     "model_type": "glm4_moe",
     "n_routed_experts": 64,
     "num_experts_per_tok": 8,
+    "hidden_size": 256,
+    "moe_intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "vocab_size": 512,
+    "torch_dtype": "bfloat16",
 }
 
 
@@ -70,6 +76,7 @@ class Behaviour:
         beacon_applied: whether beacons say that a pass was re-routed.
         beacon_settings_problem: what beacons say of their settings.
         beacon_silent_ranks: ranks that write none.
+        recordings: files that the recorder writes when it is told to, one per rank.
         patched: switches that hold only while topk.py calls the runtime beside it, over those above.
         loads: the endpoint that tells the load; None for a release that has none. This and all below is read anew
             whenever it matters, so that it can be switched while the server runs.
@@ -104,6 +111,7 @@ class Behaviour:
     beacon_applied: bool = True
     beacon_settings_problem: str | None = None
     beacon_silent_ranks: tuple[int, ...] = ()
+    recordings: tuple[str, ...] = ()
     patched: dict[str, Any] = field(default_factory=dict)
     loads: str | None = "/v1/loads"
     requests: int = 0

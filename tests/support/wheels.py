@@ -10,7 +10,7 @@ import types
 import zipfile
 from typing import TYPE_CHECKING, Any, Self
 
-from surgeon.lab.wheels import fetch
+from surgeon.registry.wheels import fetch
 
 if TYPE_CHECKING:
     import random

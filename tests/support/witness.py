@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surgeon.lab import wheels
+from surgeon.registry import wheels
 
 if TYPE_CHECKING:
     from surgeon.lab import lifecycle

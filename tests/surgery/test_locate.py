@@ -11,6 +11,7 @@ POST = "    topk_ids, topk_weights = _post_process_topk_ids(topk_ids=topk_ids, t
 RECORD = "    recorder().on_select_experts(topk_ids=topk_ids)\n"
 HEAD = "def select_experts(hidden_states, router_logits, top_k):\n    topk_weights, topk_ids = leaf(router_logits)\n"
 TAIL = "    return topk_weights, topk_ids\n"
+INNER = "".join(f"    {line}\n" for line in (HEAD + RECORD + TAIL).splitlines())
 SPEC = GraftSpec("oea", "0.1.0", "0123456789ab", wants=("top_k", "layer_id"))
 
 
@@ -48,11 +49,24 @@ def test_no_select_experts_shows_what_is_called_alike() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("@compiled\n" + HEAD + RECORD + TAIL, "decorated"),
+        ("@wrapped\n" + HEAD + RECORD + TAIL, "decorated"),
         ("async " + HEAD + RECORD + TAIL, "coroutine"),
+        (HEAD + "    yield\n" + RECORD + TAIL, "generator"),
+        ("def outer():\n" + INNER, "inside another function or class"),
+        ("class Outer:\n" + INNER, "inside another function or class"),
+        ("@torch.compile\n" + HEAD + RECORD + TAIL, "is compiled, by `torch.compile`: what is cut into"),
+        (
+            "@torch.compile(\n    dynamic=True, backend=get_backend()\n)\n" + HEAD + RECORD + TAIL,
+            "is compiled, by `torch.compile( dynamic=True, backend=get_backend() )`",
+        ),
+        (
+            HEAD + RECORD + TAIL + "\nif is_cuda:\n    select_experts = torch.compile(select_experts, dynamic=True)\n",
+            "is compiled, by `torch.compile(select_experts, dynamic=True)`",
+        ),
+        ("@torch.compiler.disable\n" + HEAD + RECORD + TAIL, "decorated"),
         ("def select_experts(router_logits): return router_logits\n", "one line"),
         ("from elsewhere import select_experts\n", "from elsewhere"),
-        ("if x:\n" + "".join(f"    {line}\n" for line in (HEAD + RECORD + TAIL).splitlines()), "another block"),
+        ("if x:\n" + INNER, "another block"),
         (HEAD + "    if top_k:\n    " + RECORD + TAIL, "nested block"),
         (HEAD + "    for _ in x:\n    " + POST + TAIL, "nested block"),
         (HEAD + "    try:\n    " + POST + "    finally:\n        pass\n" + TAIL, "nested block"),
@@ -85,7 +99,7 @@ def test_each_refusal_says_why(text: str, reason: str) -> None:
     ("text", "lines"),
     [
         (HEAD + RECORD + TAIL + "\n" + HEAD + RECORD + TAIL, [1, 6]),
-        (HEAD + RECORD + TAIL + "select_experts = compiled(select_experts)\n", [1, 5]),
+        (HEAD + RECORD + TAIL + "select_experts = wrapped(select_experts)\n", [1, 5]),
         (HEAD + RECORD + RECORD + TAIL, [3, 4]),
         (HEAD + "    if top_k:\n    " + POST + POST + RECORD + TAIL, [4, 5]),
     ],
@@ -194,6 +208,12 @@ def test_the_forward_pass_begins_after_a_docstring() -> None:
         (RUNNER.replace("    def forward", "    async def forward"), "coroutine"),
         (RUNNER.replace("class Model", "@wrapped\nclass Model"), "`ModelRunner` is decorated"),
         ("class ModelRunner: pass\n", "one line"),
+        (RUNNER.replace("        self.for", "        yield\n        self.for"), "`forward` is a generator"),
+        (RUNNER.replace("    def forward", "    @torch.compile\n    def forward"), "`forward` is compiled"),
+        (
+            RUNNER + "\n\nModelRunner.forward = torch.compile(ModelRunner.forward)\n",
+            "`ModelRunner.forward` is compiled, by `torch.compile(ModelRunner.forward)`",
+        ),
         ("from elsewhere import ModelRunner\n", "from elsewhere"),
         ("def ModelRunner(): pass\n", "a class at module level is expected"),
     ],

@@ -20,7 +20,6 @@ from surgeon.surgery import (
     Grafted,
     GraftSpec,
     NotFound,
-    functions,
     graft,
     locate,
     ungraft,
@@ -255,27 +254,3 @@ def test_locate_graft_and_diff_are_quick() -> None:
     start = time.process_time()
     assert "_surgeon_oea.route(" in unified_diff(source, graft(source, SPEC).result, "topk.py")
     assert time.process_time() - start < 1.5
-
-
-@pytest.mark.parametrize("version", ["0.5.9", "0.5.23"])
-def test_the_map_names_the_real_functions(version: str) -> None:
-    """Lines and decorators on the map are those of Python's own parser; the dispatcher calls what it calls."""
-    source = member(version)
-    nodes: dict[str, list[ast.FunctionDef]] = {}
-    for top in ast.parse(source).body:
-        inside = top.body if isinstance(top, ast.ClassDef) else [top]
-        prefix = f"{top.name}." if isinstance(top, ast.ClassDef) else ""
-        for node in inside:
-            if isinstance(node, ast.FunctionDef):
-                nodes.setdefault(prefix + node.name, []).append(node)
-    mapped = {function.name: function for function in functions(source)}
-    for function in mapped.values():
-        node = nodes[function.name][0]
-        assert (function.line, function.end) == (node.lineno, node.end_lineno)
-        assert len(function.decorators) == len(node.decorator_list)
-    assert mapped["select_experts"].role == "dispatcher"
-    assert {"fused_topk", "biased_grouped_topk_gpu", "biased_grouped_topk_cpu"} <= set(mapped["select_experts"].calls)
-    assert mapped["biased_grouped_topk_impl"].role == "torch path"
-    assert mapped["biased_grouped_topk_gpu"].role == "fused kernel path"
-    assert mapped["biased_grouped_topk_cpu"].role == "CPU path"
-    assert "select_experts" in mapped["TopK.forward_cuda"].calls

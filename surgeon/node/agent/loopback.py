@@ -122,8 +122,8 @@ def http_(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
 
     Args:
         args: ``port``; ``pid`` of the server that must be the one to answer, or None; ``requests``, each with
-            ``method``, ``path``, ``json`` (or None) and ``timeout_s``; ``parallel``, how many are in flight at once
-            (1 unless said).
+            ``method``, ``path``, ``json`` (or None), ``timeout_s`` and ``after_s``, how long to wait before it;
+            ``parallel``, how many are in flight at once (1 unless said).
         context: its deadline cuts every timeout short.
     """
     target = _endpoint(int(args["port"]), int(args["pid"]) if args.get("pid") is not None else None)
@@ -138,6 +138,8 @@ def http_(args: Dict[str, Any], context: Context) -> Dict[str, Any]:
                 if not waiting:
                     return
                 place, request = waiting.pop(0)
+            # An endpoint's work may be to end what an earlier one began; it is called even when nobody waits any more.
+            time.sleep(min(float(request.get("after_s") or 0.0), max(0.0, context.remaining() - 1.0)))
             limit = min(float(request.get("timeout_s") or DEFAULT_TIMEOUT_S), max(0.1, context.remaining() - 0.5))
             method = str(request.get("method") or "GET")
             answers[place] = target.request(method, str(request["path"]), request.get("json"), limit)
