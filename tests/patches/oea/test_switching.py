@@ -115,7 +115,7 @@ def test_the_beacon_follows(install: Callable[..., Installed], rank: Callable[..
         ({"p": float("nan"), "generation": 2, "at_pass": 50}, "p: expected a number"),
         ({"surprise": 1, "generation": 2, "at_pass": 50}, "surprise: no such setting"),
         ({"generation": 2, "at_pass": "soon"}, "at_pass: expected an integer, or null"),
-        ({"k0": 3, "generation": 1, "at_pass": 50}, "generation 1 is not above 1"),
+        ({"k0": 3, "generation": 0, "at_pass": 50}, "generation 0 is not above 1"),
         ({"k0": 3, "generation": 2, "at_pass": 10}, "at_pass 10 is over: pass 10 has begun"),
         ({"k0": 3, "stats": True, "generation": 2, "at_pass": 50}, "stats is taken at the server's start"),
     ],
@@ -179,6 +179,22 @@ def test_a_newer_file_takes_the_place_of_one_that_waits(
     assert k0(runtime) == 2
     run(runtime, 40)
     assert runtime._NOW.tell()["in_force"] == {"generation": 3, "from_pass": 40}
+
+
+def test_the_file_from_before_calls_a_change_off(
+    install: Callable[..., Installed], fresh: Callable[..., ModuleType]
+) -> None:
+    """The very bytes are restored, generation and all: what is armed goes, and nothing is refused."""
+    runtime, installed = fresh(k0=2), install()
+    assert offer(runtime, installed, k0=5, generation=2, at_pass=20) is None
+    assert runtime._NOW.tell()["armed"] is not None
+    assert offer(runtime, installed, k0=2, generation=1) is None
+    assert runtime._NOW.tell()["armed"] is None
+    run(runtime, 30)
+    assert k0(runtime) == 2
+    assert offer(runtime, installed, k0=5, generation=2, at_pass=40) is None
+    run(runtime, 50)
+    assert k0(runtime) == 5
 
 
 def test_no_pass_is_missed_however_close_the_race(
