@@ -137,6 +137,7 @@ def make_plan(seen: Survey, target: Target, patch: Patch, wanted: Mapping[str, A
     Raises:
         DoesNotFitError: no server runs, the patch is not live in every rank, or its ranks cannot change together.
         ForeignEditError: somebody else's edit is in the way.
+        LockedError: another surgeon is at work.
         UsageError: a setting is out of range for the served model.
     """
     server = seen.server
@@ -177,6 +178,7 @@ def say(patch: Patch, settings: Mapping[str, Any]) -> str:
 
 def _refuse_unfinished(seen: Survey) -> None:
     if seen.ledger.pending is not None or settle.is_down(seen):
+        settle.refuse_if_busy(seen)
         raise DoesNotFitError(
             settle.unfinished(seen),
             advice="finish that first: `surgeon restart`, or `surgeon rollback`",
