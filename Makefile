@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help test demo lint format e2e bench clean
+.PHONY: help test demo lint format e2e bench bench-layer clean
 
 help:
 	@echo "make test    every test, against a real sglang server on the CPU (built on first use)"
 	@echo "make demo    surgeon's whole job, shown on that server"
 	@echo "make lint    ruff, ruff format, mypy"
 	@echo "make bench   speed, as ratios measured side by side"
+	@echo "make bench-layer   what fewer experts are worth to a layer, on this CPU"
 
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or later on PATH, found none"; exit 2; }
@@ -38,6 +39,9 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/run.py
+
+bench-layer: $(STAMP)
+	$(BIN)/python tests/benchmarks/moe_layer.py
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -89,7 +89,7 @@ def _logits(dice: random.Random, numbers: torch.Generator, rows: int, experts: i
     if dice.random() < 0.2:
         for _ in range(dice.randint(1, 3)):
             logits[dice.randrange(rows), dice.randrange(experts)] = dice.choice((math.nan, math.inf, -math.inf))
-    return logits.to(dice.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16)))
+    return logits
 
 
 def _policy(dice: random.Random, k: int, experts: int, *, plain: bool) -> Any:
@@ -131,46 +131,57 @@ def _native(
         ids[dice.randrange(rows)] = -1
     elif spoiled < 0.2:
         ids[dice.randrange(rows), dice.randrange(k + shared)] = dice.choice((0, experts - 1, experts + shared))
-    return weights, ids.to(dice.choice((torch.int32, torch.int64))), not 0.1 <= spoiled < 0.2
+    return weights, ids, not 0.1 <= spoiled < 0.2
 
 
-def draw(seed: int, device: str = "cpu") -> Case:
-    """A random case: scoring, bias, groups, shared columns, ties, infinities, padding, dtypes, and any policy."""
+def draw(seed: int, device: str = "cpu", models: int = 0) -> Case:
+    """A random case: scoring, bias, groups, shared columns, ties, infinities, padding, dtypes, and any policy.
+
+    Args:
+        seed: says which.
+        device: where its tensors are.
+        models: as many models as there are to be, over all seeds, since each is compiled for itself; 0 is no limit.
+    """
     operator = load("operator")
     dice = random.Random(seed)  # noqa: S311 - cases, not secrets
+    static = random.Random(seed % models) if models else dice  # noqa: S311 - same
+    experts = static.choice(EXPERTS)
+    groups, kept = GROUPS[experts] if static.random() < 0.25 else (1, 1)
+    k = static.randint(1, min(10, experts, kept * experts // groups))
+    shared = static.choice((0, 0, 1, 2))
+    scoring = static.choice((operator.SOFTMAX, operator.SIGMOID, operator.SIGMOID, operator.SQRTSOFTPLUS))
+    biased = scoring != operator.SOFTMAX and static.random() < 0.8
+    rule = operator.Rule(
+        k=k,
+        scoring=scoring,
+        renormalize=static.random() < 0.7,
+        scale=static.choice((1.0, 2.5)),
+        groups=groups,
+        groups_kept=kept,
+        plain=static.random() < 0.5,
+    )
+    logits_dtype = static.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16))
+    ids_dtype = static.choice((torch.int32, torch.int64))
+    counted = static.choice((None, torch.int64, torch.int32))
+
     numbers = torch.Generator().manual_seed(dice.getrandbits(40))
-    experts = dice.choice(EXPERTS)
     rows = dice.randint(1, 64 if dice.random() < 0.01 else dice.choice(MOST_ROWS))
-    groups, kept = GROUPS[experts] if dice.random() < 0.25 else (1, 1)
-    k = dice.randint(1, min(10, experts, kept * experts // groups))
-    shared = dice.choice((0, 0, 1, 2))
     grain = dice.choice((None, None, 2, 8))  # quantised logits are full of ties
-    scoring = dice.choice((operator.SOFTMAX, operator.SIGMOID, operator.SIGMOID, operator.SQRTSOFTPLUS))
-    logits = _logits(dice, numbers, rows, experts, grain)
+    logits = _logits(dice, numbers, rows, experts, grain).to(logits_dtype)
     scores = operator._scores(logits.float(), scoring)
     bias = None
-    if scoring != operator.SOFTMAX and dice.random() < 0.8:
+    if biased:
         bias = (torch.rand(experts, generator=numbers) * 2 - 1) * dice.choice((0.0, 0.2, 8.0))
         if grain:
             bias = (bias * grain).round() / grain
-    plain = dice.random() < 0.5
-    policy = _policy(dice, k, experts, plain=plain)
+    policy = _policy(dice, k, experts, plain=rule.plain)
     rank = (scores if bias is None else scores + bias).nan_to_num(0.0)
     if groups > 1:
         rank = _limited(rank, groups, kept, paired=scoring == operator.SIGMOID)
     weights, ids, is_topk = _native(dice, numbers, scores, rank, k, shared)
     real = dice.randint(0, rows) if dice.random() < 0.3 else rows + dice.randint(0, 2)
-    counts = (None, torch.tensor([real]), torch.tensor(real, dtype=torch.int32))
-    rule = operator.Rule(
-        k=k,
-        scoring=scoring,
-        renormalize=dice.random() < 0.7,
-        scale=dice.choice((1.0, 2.5)),
-        groups=groups,
-        groups_kept=kept,
-        plain=plain,
-    )
-    tensors = (weights, ids, logits, bias, torch.tensor(operator.pack(policy)), dice.choice(counts))
+    count = None if counted is None else torch.tensor([real], dtype=counted)
+    tensors = (weights, ids.to(ids_dtype), logits, bias, torch.tensor(operator.pack(policy)), count)
     return Case((*(None if one is None else one.to(device) for one in tensors), rule), policy, is_topk)
 
 
