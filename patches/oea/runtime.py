@@ -41,6 +41,10 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 _ALL_ROWS = 2**31 - 1  # where nothing announces passes, every row counts and the table of k0 is the gate
 _DECODE_RUNNERS = ("CudaGraphRunner", "DecodeCudaGraphRunner", "CPUGraphRunner")
 _OTHER_RUNNERS = ("Draft", "MTP", "Uno", "Prefill", "Piecewise", "Breakable", "ViT")
+_CAPTURE_MODULES = (
+    "sglang.srt.model_executor.runner_utils.capture_mode",  # 0.5.14 and later
+    "sglang.srt.model_executor.cuda_graph_runner",  # before
+)
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -369,8 +373,8 @@ def _is_capturing(*, cuda: bool) -> bool:
     """Whether a graph is being captured, or warmed up for capture, as far as torch and sglang say."""
     if cuda and torch.cuda.is_current_stream_capturing():
         return True
-    for name in ("runner_utils.capture_mode", "cuda_graph_runner"):  # 0.5.14 and later; before
-        asked = getattr(sys.modules.get("sglang.srt.model_executor." + name), "get_is_capture_mode", None)
+    for name in _CAPTURE_MODULES:
+        asked = getattr(sys.modules.get(name), "get_is_capture_mode", None)
         if asked is not None and asked():
             return True
     return False

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from tests.patches.oea.conftest import Installed
 
@@ -38,83 +44,94 @@ def test_tells_who_runs_what_with_which_settings(install: Callable[..., Installe
     assert (mode, stat.S_IMODE(installed.beacons.stat().st_mode)) == (0o600, 0o700)
 
 
-def test_grows_with_what_the_process_has_seen(install: Callable[..., Installed]) -> None:
+def step(runtime: ModuleType, rows: int, layer_id: int | None = None) -> torch.Tensor:
+    """Route a batch, as the processes' own step does; which rows were changed."""
+    logits = torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows))
+    weights, ids = logits.softmax(-1).topk(4)
+    weights = weights / weights.sum(-1, keepdim=True)
+    routed = runtime.route(weights, ids.int(), logits, top_k=4, layer_id=layer_id)[1]
+    return (routed != ids).any(1)
+
+
+def beacon(runtime: ModuleType) -> Any:
+    """What the runtime's beacon says."""
+    return json.loads((Path(str(runtime.__file__)).parent / "beacons" / f"{os.getpid()}.json").read_text())
+
+
+def test_grows_with_what_the_process_has_seen(fresh: Callable[..., ModuleType]) -> None:
     """First a prefill that is left alone, then the layer count as layer ids repeat, then the re-routed pass."""
-    told = (
-        install(k0=2)
-        .run("""
-seen = []
-step(100, layer_id=1); seen.append(beacon())
-for layer in (2, 3, 1): step(100, layer_id=layer)
-seen.append(beacon())
-step(8, layer_id=1); seen.append(beacon())
-seen.append(oea._JOURNAL.open)
-step(200, layer_id=2); seen.append(beacon())
-print(json.dumps(seen))
-""")
-        .answer
-    )
-    first, layers, applied, still_open, last = told
-    assert (first["applied"], first["rows"], first["layers"]) == (False, 100, None)
-    assert first["skipped"] == "rows outside 3..64"
-    assert (layers["layers"], layers["applied"]) == (3, False)
-    assert (applied["applied"], applied["rows"]) == (True, 8)
-    assert still_open is False
-    assert last == applied
+    runtime = fresh(k0=2)
+    step(runtime, 100, 1)
+    told = beacon(runtime)
+    assert (told["applied"], told["rows"], told["layers"]) == (False, 100, None)
+    assert told["skipped"] == "rows outside 3..64"
+    for layer in (2, 3, 1):
+        step(runtime, 100, layer)
+    told = beacon(runtime)
+    assert (told["layers"], told["applied"]) == (3, False)
+    step(runtime, 8, 1)
+    told = beacon(runtime)
+    assert (told["applied"], told["rows"]) == (True, 8)
+    assert not runtime._JOURNAL.open
+    step(runtime, 200, 2)
+    assert beacon(runtime) == told
 
 
-def test_tells_a_captured_graph_from_an_eager_pass(install: Callable[..., Installed]) -> None:
-    """Where sglang says that it is capturing, warm-up passes included, the beacon says graph."""
-    told = (
-        install(k0=2)
-        .run(
-            """
-import types
-name = "sglang.srt.model_executor.cuda_graph_runner"
-sys.modules[name] = types.SimpleNamespace(get_is_capture_mode=lambda: True)
-sys.modules["sglang"] = types.SimpleNamespace(__version__="0.5.9")
-step(8)"""
-            + SHOW
-        )
-        .answer
-    )
+def test_tells_a_captured_graph_from_an_eager_pass(
+    fresh: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where sglang says that it captures, warm-up passes included, the beacon says graph, and whose if not decode's."""
+    name = "sglang.srt.model_executor.cuda_graph_runner"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(get_is_capture_mode=lambda: True))
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.9"))
+    runtime = fresh(k0=2)
+    step(runtime, 8)
+    told = beacon(runtime)
     assert (told["capture"], told["sglang_version"]) == ("graph", "0.5.9")
+    assert (told["applied"], told["skipped"]) == (False, "a graph captured by no runner that is known")
 
 
-def test_counts_passes_and_changed_rows_with_stats_on(install: Callable[..., Installed]) -> None:
+def test_counts_passes_and_changed_rows_with_stats_on(
+    install: Callable[..., Installed], rank: Callable[[Installed], ModuleType]
+) -> None:
     """Counts are taken in one layer and reach the beacon within a second or two, from a thread."""
-    told = (
-        install(k0=1, stats=True)
-        .run("""
-import time
-rows = 0
-for number in range(5):
-    for layer in (4, 5):
-        given = torch.randn(8, 32, generator=torch.Generator().manual_seed(8)).softmax(-1).topk(4).indices
-        rows += int((step(8, layer_id=layer)[1] != given).any(1).sum()) if layer == 4 else 0
-deadline = time.monotonic() + 30
-while (beacon()["passes"] or 0) < 5 and time.monotonic() < deadline: time.sleep(0.05)
-print(json.dumps([rows, beacon()]))
-""")
-        .answer
-    )
-    rows, beacon = told
-    assert beacon["passes"] == 5
-    assert beacon["rows_changed"] == rows > 0
+    runtime = rank(install(k0=1, stats=True))
+    rows = 0
+    for _ in range(5):
+        rows += int(step(runtime, 8, 4).sum())
+        step(runtime, 8, 5)
+    deadline = time.monotonic() + 30
+    while (beacon(runtime)["passes"] or 0) < 5 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    told = beacon(runtime)
+    assert told["passes"] == 5
+    assert told["rows_changed"] == rows > 0
+
+
+def test_reasons_do_not_pile_up(fresh: Callable[..., ModuleType]) -> None:
+    """However many reasons to leave passes alone there are, the beacon stays small."""
+    runtime = fresh(k0=2)
+    for number in range(100):
+        runtime._JOURNAL.see(8, None, f"reason {number}", captured=False)
+    assert beacon(runtime)["skipped"].count(";") == 19
 
 
 @pytest.mark.parametrize("obstacle", ["a file in the folder's place", "a folder in the beacon's place"])
-def test_a_beacon_that_cannot_be_written_harms_nothing(obstacle: str, install: Callable[..., Installed]) -> None:
+def test_a_beacon_that_cannot_be_written_harms_nothing(
+    obstacle: str,
+    install: Callable[..., Installed],
+    rank: Callable[[Installed], ModuleType],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Routing goes on, with one warning, where the beacon cannot be written."""
-    installed = install(k0=2, beacon_dir=str(install().folder / "beacons"))
+    installed = install(k0=2)
     if obstacle.startswith("a file"):
         installed.beacons.write_text("")
-        code = ""
     else:
-        code = "os.makedirs(os.path.join('beacons', str(os.getpid()) + '.json'))\n"
-    ended = installed.run(code + "print(json.dumps([step(8, layer_id=n)[1].shape[0] for n in (0, 1, 0)]))")
-    assert ended.answer == [8, 8, 8]
-    assert ended.err.count("no beacon written") == 1
+        (installed.beacons / f"{os.getpid()}.json").mkdir(parents=True)
+    runtime = rank(installed)
+    assert all(step(runtime, 8, layer).any() for layer in (0, 1, 0))
+    assert caplog.text.count("no beacon written") == 1
 
 
 def test_each_rank_speaks_for_itself(install: Callable[..., Installed]) -> None:
