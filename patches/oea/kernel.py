@@ -180,7 +180,7 @@ def _groups_allowed(
     return allowed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # else each kind of bucket would be compiled for itself
 def _vote(
     router_logits, logits_stride, bias, topk_ids, ids_stride, policy, real_rows, rows,
     scores_out, order_out, votes_out, protected_out, utility_out,
@@ -288,7 +288,7 @@ def _filled(core, utility, held, wanted, numbers, EXPERTS: tl.constexpr, BITS: t
     return core | (others & (key >= _threshold(key, others, wanted, BITS)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _route(
     topk_weights, weights_stride, topk_ids, ids_stride, policy, real_rows, rows,
     scores_in, order_in, votes_in, protected_in, utility_in,
