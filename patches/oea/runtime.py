@@ -495,6 +495,7 @@ def route(  # noqa: PLR0913 - the names that select_experts has
     scoring_func: str = "softmax",
     num_expert_group: Optional[int] = None,
     topk_group: Optional[int] = None,
+    n_share_experts_fusion: int = 0,
     num_fused_shared_experts: int = 0,
     num_shared_topk_slots: Optional[int] = None,
     custom_routing_function: Any = None,
@@ -522,7 +523,8 @@ def route(  # noqa: PLR0913 - the names that select_experts has
         scoring_func: ``softmax`` or ``sigmoid``; others are left alone.
         num_expert_group: groups of a group-limited model.
         topk_group: groups that a token may choose from.
-        num_fused_shared_experts: shared experts among top_k, up to 0.5.22.
+        n_share_experts_fusion: copies of the one shared expert, up to 0.4.6.post5; a row takes one of them.
+        num_fused_shared_experts: shared experts among top_k, 0.4.7 to 0.5.22.
         num_shared_topk_slots: the same from 0.5.23 on.
         custom_routing_function: scores of its own: left alone.
         routed_scaling_factor: the model's scale.
@@ -538,6 +540,8 @@ def route(  # noqa: PLR0913 - the names that select_experts has
     """
     rows = topk_ids.shape[0]
     shared = num_fused_shared_experts if num_shared_topk_slots is None else num_shared_topk_slots
+    if n_share_experts_fusion:
+        shared = 1
     k = top_k - shared
     experts = router_logits.shape[-1]
     biased = correction_bias is not None
