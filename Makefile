@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help test demo lint format e2e bench clean
+.PHONY: help test demo lint format e2e bench matrix clean
 
 help:
 	@echo "make test    every test, against a real sglang server on the CPU (built on first use)"
 	@echo "make demo    surgeon's whole job, shown on that server"
 	@echo "make lint    ruff, ruff format, mypy"
 	@echo "make bench   speed, as ratios measured side by side"
+	@echo "make matrix  every sglang release since 0.4.6: found, grafted, taken out again, imported"
 
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or later on PATH, found none"; exit 2; }
@@ -38,6 +39,9 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/run.py
+
+matrix: $(STAMP)
+	$(BIN)/python tests/matrix/run.py
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
