@@ -152,7 +152,8 @@ def _on_path(found: Inspection) -> frozenset[str]:
 
     if not isinstance(found.live, surgery.Reached):
         return frozenset()
-    return calltree.live(found.functions, found.live.leaf, found.device)
+    architecture = found.served.architecture if found.served else None
+    return calltree.live(found.functions, found.live.leaf, found.device, architecture)
 
 
 def _words(found: Inspection) -> frozenset[str]:

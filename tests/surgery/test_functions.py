@@ -254,3 +254,13 @@ def test_what_surely_runs_is_what_every_way_to_the_leaf_passes(
 ) -> None:
     """Nothing is marked as running that another way could leave out."""
     assert live(mapped_in(member(version)), leaf, device) == between | {"select_experts"}
+
+
+def test_the_model_chooses_the_branch() -> None:
+    """Three functions of 0.5.23 call the same kernel; which of them a model comes to is its own to say."""
+    mapped = mapped_in(member("0.5.23"))
+    after = {"select_experts", "_post_process_topk_ids", "TopK.forward_cuda"}
+    leaf = "moe_fused_gate (Triton)"
+    assert live(mapped, leaf, "cuda", "Qwen3MoeForCausalLM") == after | {"fused_topk"}
+    assert live(mapped, leaf, "cuda", "Glm4MoeForCausalLM") == after | {"biased_grouped_topk_gpu"}
+    assert live(mapped, leaf, "cuda", "DbrxForCausalLM") == after
