@@ -75,8 +75,8 @@ def _hands_over(item: Function | Imported) -> bool:
     return item.role == DISPATCHER
 
 
-# Whether a model asks for grouped top-k, which it does with a correction bias: `use_grouped_topk` in sglang 0.5.1 to 0.5.23
-# srt/models/deepseek_v2.py, glm4_moe.py and qwen3_moe.py.
+# Whether a model asks for grouped top-k, which it does with a correction bias: `use_grouped_topk` in sglang 0.5.1 to
+# 0.5.23, srt/models/deepseek_v2.py, glm4_moe.py and qwen3_moe.py.
 _BRANCH = {
     "DeepseekV3ForCausalLM": "biased_grouped_topk",
     "DeepseekV32ForCausalLM": "biased_grouped_topk",
