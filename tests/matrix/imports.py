@@ -21,7 +21,7 @@ from packaging.version import Version
 
 from surgeon import patches
 from surgeon.lab.paths import paths
-from surgeon.lab.wheels import fetch
+from surgeon.registry.wheels import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
