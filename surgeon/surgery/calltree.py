@@ -10,7 +10,7 @@ from surgeon.surgery.functions import DISPATCHER, POST_PROCESSING, Function, Imp
 from surgeon.surgery.outcomes import FUNCTION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 
 @dataclass(frozen=True)
@@ -132,14 +132,26 @@ def leaf_words(leaf: str | None) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", leaf or ""))
 
 
-def is_leaf(item: Function | Imported, words: Iterable[str]) -> bool:
+# Where a leaf comes from that is named with this word: `moe_fused_gate` is a kernel of three packages.
+_ORIGINS = {
+    "Triton": ("sglang.",),
+    "JIT": ("sglang.",),
+    "sgl_kernel": ("sgl_kernel", "torch.ops.sgl_kernel"),
+    "flashinfer": ("flashinfer",),
+}
+
+
+def is_leaf(item: Function | Imported, words: frozenset[str]) -> bool:
     """Whether a function is the one that a live path names.
 
     Args:
         item: the function.
         words: from `leaf_words`.
     """
-    return item.name in words
+    if item.name not in words:
+        return False
+    origins = tuple(prefix for word in words for prefix in _ORIGINS.get(word, ()))
+    return isinstance(item, Function) or not origins or any(module.startswith(origins) for module in item.modules)
 
 
 def _ways(
