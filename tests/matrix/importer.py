@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -33,8 +34,9 @@ def _tried(root: str, names: list[str]) -> dict[str, str]:
         except BaseException as error:  # noqa: BLE001 - whatever stops an import is the answer
             inside = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(root)]
             at = Path(inside[-1].filename).relative_to(root) if inside else "?"
-            said = str(error).splitlines()[0] if str(error) else ""
-            found[name] = f"{type(error).__name__}: {said.replace(root, '')} ({at})"
+            # Python adds where the other module lies, which differs between machines.
+            said = re.sub(r" \(/[^)]*\)", "", str(error).partition("\n")[0].replace(root, ""))
+            found[name] = f"{type(error).__name__}: {said} ({at})"
             break
     return found
 

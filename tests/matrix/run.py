@@ -44,7 +44,12 @@ def main() -> int:
     started = time.monotonic()
     with Importers() as importers:
         for name in names:
-            result = check(name, seeds=options.seeds)
+            try:
+                result = check(name, seeds=options.seeds)
+            except SurgeonError as error:
+                _say(f"{name:<13} wrong: {error.message}")
+                wrong += 1
+                continue
             grafts = [graft for graft in (result.experts, result.forward) if graft is not None]
             imported = importers.try_release(name, grafts) if options.imports and len(grafts) == len(PLACES) else None
             problems = [*result.problems, *([imported.problem] if imported and imported.problem else [])]
