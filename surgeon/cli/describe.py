@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from surgeon.server.model import Server
     from surgeon.surgery import Outcome as Located
     from surgeon.surgery.live_path import Verdict as LivePath
+    from surgeon.surgery.situation import Path as DerivedPath
 
 # What this release's decode gate is; inspect, status and the README say the same.
 GATE_NOTE = (
@@ -120,10 +122,17 @@ def live_text(live: LivePath) -> str:
         case surgery.Reached():
             leaf = f", after {live.leaf}" if live.leaf else ""
             notes = "".join(f" [yellow]{escape(n)}[/yellow]" for n in live.notes)
-            return f"[green]reached[/green], in {live.function}{leaf} [dim]({escape(live.source)})[/dim]{notes}"
+            way = f"[dim]({_way_text(live.path)}{escape(live.source)})[/dim]"
+            return f"[green]reached[/green], in {live.function}{leaf} {way}{notes}"
         case surgery.NotReached():
             return f"[red]not reached[/red]: {escape(live.why)} [bold]{escape(live.remedy)}[/bold]"
     return f"[yellow]cannot tell[/yellow] without {escape(', '.join(live.missing))}: {escape(live.why)}"
+
+
+def _way_text(path: DerivedPath) -> str:
+    parts = [f"runner backend {path.backend}" if path.backend else "", path.format or ""]
+    fused = "" if path.fused is None else f"{path.fused} fused shared expert{'' if path.fused == 1 else 's'}"
+    return "".join(f"{part}, " for part in [*parts, fused] if part)
 
 
 def live_json(live: LivePath | None) -> dict[str, Any] | None:
@@ -136,10 +145,12 @@ def live_json(live: LivePath | None) -> dict[str, Any] | None:
         case surgery.Reached():
             notes = list(live.notes)
             where = {"function": live.function, "leaf": live.leaf}
-            return {"verdict": "reached", **where, "source": live.source, "notes": notes}
+            return {"verdict": "reached", **where, "source": live.source, "notes": notes, "path": asdict(live.path)}
         case surgery.NotReached():
-            return {"verdict": "not-reached", "why": live.why, "remedy": live.remedy, "source": live.source}
-    return {"verdict": "cannot-tell", "missing": list(live.missing), "why": live.why, "source": live.source}
+            said = {"why": live.why, "remedy": live.remedy, "source": live.source}
+            return {"verdict": "not-reached", **said, "path": asdict(live.path)}
+    said = {"missing": list(live.missing), "why": live.why, "source": live.source}
+    return {"verdict": "cannot-tell", **said, "path": asdict(live.path)}
 
 
 def server_text(server: Server | None) -> str:

@@ -16,6 +16,7 @@ from surgeon.surgery.situation import (
     GLM4,
     GPT_OSS,
     OWN_AUTO,
+    PACKED,
     QWEN3,
     READ,
     STANDARD,
@@ -144,11 +145,11 @@ BACKEND: Final[tuple[Row[str], ...]] = (
     ),
     Row(
         lambda at: (
-            _auto100(at, family=DEEPSEEK, since=(0, 5, 5))
+            _auto100(at, family=DEEPSEEK, since=(0, 5, 4, 1))
             and (at.filled_quantization in {"fp8", "modelopt_fp8", "modelopt_fp4"} or _undeclared_deepseek(at))
         ),
         "flashinfer_trtllm",
-        f"sglang 0.5.5 {_EARLY}; without a declared quantization it takes fp8",
+        f"sglang 0.5.4.post1 {_EARLY}; without a declared quantization it takes fp8",
     ),
     Row(
         lambda at: (
@@ -213,6 +214,15 @@ FORMAT: Final[tuple[Row[str], ...]] = (
         lambda at: at.release < (0, 4, 10),
         STANDARD,
         "sglang 0.4.9 srt/layers/moe/fused_moe_triton/layer.py UnquantizedFusedMoEMethod.forward_cuda",
+    ),
+    Row(
+        lambda at: (
+            at.config.get("model_type") == "deepseek_v41"
+            and at.release >= (0, 5, 21)
+            and at.path_backend == "flashinfer_mxfp4"
+        ),
+        PACKED,
+        "sglang 0.5.21 and 0.5.23 srt/models/deepseek_v2.py fused_gate_packed_ids; topk.py StandardTopKOutputPacked",
     ),
     Row(
         lambda at: at.architecture == "KimiK3ForConditionalGeneration",
@@ -383,9 +393,9 @@ FUSED: Final[tuple[Row[int], ...]] = (
         f"sglang 0.4.10 srt/models/glm4_moe.py {_DETERMINE}: 128 experts",
     ),
     Row(
-        lambda at: at.architecture in GLM4 and (0, 5, 4, 2) <= at.release < (0, 5, 6),
+        lambda at: at.architecture in GLM4 and (0, 5, 4, 1) <= at.release < (0, 5, 6),
         0,
-        "sglang 0.5.5 srt/models/glm4_moe.py: no fusion",
+        "sglang 0.5.4.post1 and 0.5.5 srt/models/glm4_moe.py: no fusion",
     ),
     Row(
         lambda at: at.architecture in DEEPSEEK and at.release >= (0, 5, 21) and at.nvfp4 and at.keeps_shared_expert,

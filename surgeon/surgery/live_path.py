@@ -13,7 +13,7 @@ from surgeon.surgery.decision import decide
 from surgeon.surgery.leaf import cpu_leaf
 from surgeon.surgery.outcomes import FUNCTION
 from surgeon.surgery.own_routers import OWN_ROUTERS, OWN_ROUTING_FUNCTIONS
-from surgeon.surgery.situation import NOTHING, STANDARD, TRITON_KERNEL, Path, Situation, situation
+from surgeon.surgery.situation import NOTHING, PACKED, STANDARD, TRITON_KERNEL, Path, Situation, situation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -125,6 +125,11 @@ def _why_it_matters(at: Situation, path: Path) -> str:
 
 
 def _what_selects(at: Situation, path: Path) -> str:
+    if path.format == PACKED:
+        return (
+            f"With --moe-runner-backend {path.backend}, the fused gate of this model packs its choice, and the runner "
+            "reads the packed ids instead of those that a patch changes."
+        )
     kernel = "the triton_kernels package selects" if path.format == TRITON_KERNEL else "the flashinfer kernel selects"
     for flag in ("enable_flashinfer_trtllm_moe", "enable_triton_kernel_moe"):
         if path.backend is None and at.args.get(flag):
@@ -138,7 +143,7 @@ def _what_selects(at: Situation, path: Path) -> str:
     if at.backend == "auto":
         quantization = at.filled_quantization or "none"
         how = f"{how}, which auto becomes for {at.architecture} with quantization {quantization} on this GPU"
-    return f"With {how}, {kernel} the experts itself (output format {path.format})."
+    return f"With {how}, {kernel} the experts itself ({path.format})."
 
 
 def _instead(at: Situation, path: Path) -> str:
@@ -149,6 +154,8 @@ def _instead(at: Situation, path: Path) -> str:
         return "Start the server with --quantization modelopt_fp4 --moe-runner-backend flashinfer_cutlass."
     if path.backend == "triton_kernel":
         return "Start the server with --moe-runner-backend triton."
+    if path.format == PACKED:
+        return "Start the server with another --moe-runner-backend, if the checkpoint can be served so."
     if path.backend == "flashinfer_mxfp4":
         return "Start the server with --moe-runner-backend triton, if the checkpoint can be served so."
     # flashinfer_trtllm_routed keeps the fast kernel; what came before it costs speed.
@@ -263,6 +270,11 @@ def _notes(at: Situation) -> tuple[str, ...]:
     hashed = at.config.get("num_hash_layers")
     if hashed:
         notes.append(f"The first {hashed} layers choose experts by token id (HashTopK) and pass by the site.")
+    if at.args.get("enable_lora") and at.release >= (0, 5, 13):
+        notes.append(
+            "With SGLANG_EXPERIMENTAL_LORA_OPTI and SGLANG_OPT_LORA_FUSED_TOPK_PACK set, the LoRA runners read ids that "
+            "were packed before the site."
+        )
     if at.args.get("speculative_algorithm"):
         notes.append("The draft model's MoE layers pass the site too.")
     return tuple(notes)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 STANDARD: Final = "STANDARD"
 BYPASSED: Final = "BYPASSED"
 TRITON_KERNEL: Final = "TRITON_KERNEL"
+PACKED: Final = "PACKED"
 
 DEEPSEEK: Final = frozenset({"DeepseekV3ForCausalLM", "GlmMoeDsaForCausalLM", "KimiK25ForConditionalGeneration"}) | {
     "DeepseekV32ForCausalLM",
@@ -44,7 +45,8 @@ class Path:
 
     Attributes:
         backend: the MoE runner backend after `auto`; None also in 0.4, which has none.
-        format: what TopK hands over: STANDARD has been through select_experts, the others have not.
+        format: what TopK hands over: STANDARD has been through select_experts; BYPASSED and TRITON_KERNEL
+            have not; PACKED has, but the runner reads ids that were packed before the site.
         fused: shared experts fused into the routed ones, each an extra column at the end.
         leaf: the function that computes the choice inside select_experts.
     """
@@ -144,7 +146,9 @@ class Situation:
         Up to 0.5.10, DeepSeek V3 on SM100 gets fp8 where the checkpoint declares nothing (server_args.py
         `_handle_model_specific_adjustments`).
         """
-        filled = self.sm100 and self.architecture == "DeepseekV3ForCausalLM" and (0, 5, 5) <= self.release < (0, 5, 11)
+        filled = (
+            self.sm100 and self.architecture == "DeepseekV3ForCausalLM" and (0, 5, 4, 1) <= self.release < (0, 5, 11)
+        )
         return self.quantization is None and self.declared_method is None and (self.resolved or not filled)
 
     @property
