@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surgeon.lab.wheels import fetch
+from surgeon.registry.wheels import fetch
 from surgeon.surgery.live_path import CannotTell, Reached, live_path
 from tests.support.oracle.served import MODELS, QUANTIZATIONS
 
