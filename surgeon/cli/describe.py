@@ -149,8 +149,14 @@ def live_json(live: LivePath | None) -> dict[str, Any] | None:
         case surgery.NotReached():
             said = {"why": live.why, "remedy": live.remedy, "source": live.source}
             return {"verdict": "not-reached", **said, "path": asdict(live.path)}
-    said = {"missing": list(live.missing), "why": live.why, "source": live.source}
-    return {"verdict": "cannot-tell", **said, "path": asdict(live.path)}
+    missing = list(live.missing)
+    return {
+        "verdict": "cannot-tell",
+        "missing": missing,
+        "why": live.why,
+        "source": live.source,
+        "path": asdict(live.path),
+    }
 
 
 def server_text(server: Server | None) -> str:
