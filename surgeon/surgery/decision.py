@@ -153,11 +153,11 @@ BACKEND: Final[tuple[Row[str], ...]] = (
     ),
     Row(
         lambda at: (
-            _auto100(at, family=frozenset({"DeepseekV3ForCausalLM"}), since=(0, 5, 4))
+            _auto100(at, family=frozenset({"DeepseekV3ForCausalLM"}), since=(0, 5, 3, 2))
             and at.quantization == "modelopt_fp4"
         ),
         "flashinfer_trtllm",
-        f"sglang 0.5.4 {_EARLY}",
+        f"sglang 0.5.3.post2 and 0.5.4 {_EARLY}",
     ),
     Row(
         lambda at: _auto100(at, family=QWEN3, since=(0, 5, 6)) and at.filled_quantization in {"fp8", "modelopt_fp4"},
@@ -342,9 +342,9 @@ FUSED: Final[tuple[Row[int], ...]] = (
     ),
     Row(_no_shared, 0, "the model's config.json, and sglang 0.5.9 srt/models/: only these models fuse"),
     Row(
-        lambda at: bool(at.args.get("disable_shared_experts_fusion")),
+        lambda at: bool(at.args.get("disable_shared_experts_fusion")) and at.release != (0, 4, 7, 0),
         0,
-        f"sglang 0.5.9 srt/models/deepseek_v2.py {_DETERMINE}",
+        f"sglang 0.5.9 srt/models/deepseek_v2.py {_DETERMINE}; 0.4.7 turns it on again on SM90 and later",
     ),
     Row(
         lambda at: at.release < (0, 4, 7) and at.number("n_routed_experts") == 256,  # noqa: PLR2004 - DeepSeek-V3's
@@ -472,9 +472,9 @@ LEAF: Final[tuple[Row[str], ...]] = (
     Row(lambda at: at.release >= (0, 5, 15), "biased_grouped_topk_impl", f"sglang 0.5.15 {_GPU}"),
     Row(_aot, "sgl_kernel.moe_fused_gate", f"sglang 0.4.6 and 0.5.14 {_GPU}"),
     Row(
-        lambda at: at.release >= (0, 5, 6) and at.experts == 384 and at.groups == 1,  # noqa: PLR2004 - Kimi K2's
+        lambda at: at.release >= (0, 5, 5, 3) and at.experts == 384 and at.groups == 1,  # noqa: PLR2004 - Kimi K2's
         "sgl_kernel.kimi_k2_moe_fused_gate",
-        f"sglang 0.5.6 {_GPU}",
+        f"sglang 0.5.5.post3 and 0.5.6 {_GPU}",
     ),
     Row(
         lambda at: (

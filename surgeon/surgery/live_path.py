@@ -272,8 +272,8 @@ def _notes(at: Situation) -> tuple[str, ...]:
         notes.append(f"The first {hashed} layers choose experts by token id (HashTopK) and pass by the site.")
     if at.args.get("enable_lora") and at.release >= (0, 5, 13):
         notes.append(
-            "With SGLANG_EXPERIMENTAL_LORA_OPTI and SGLANG_OPT_LORA_FUSED_TOPK_PACK set, the LoRA runners read ids that "
-            "were packed before the site."
+            "With SGLANG_EXPERIMENTAL_LORA_OPTI and SGLANG_OPT_LORA_FUSED_TOPK_PACK set, the LoRA runners read ids "
+            "that were packed before the site."
         )
     if at.args.get("speculative_algorithm"):
         notes.append("The draft model's MoE layers pass the site too.")

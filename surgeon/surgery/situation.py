@@ -146,9 +146,8 @@ class Situation:
         Up to 0.5.10, DeepSeek V3 on SM100 gets fp8 where the checkpoint declares nothing (server_args.py
         `_handle_model_specific_adjustments`).
         """
-        filled = (
-            self.sm100 and self.architecture == "DeepseekV3ForCausalLM" and (0, 5, 4, 1) <= self.release < (0, 5, 11)
-        )
+        since = (0, 5, 4, 1) if self.backend == "auto" else (0, 5, 5)
+        filled = self.sm100 and self.architecture == "DeepseekV3ForCausalLM" and since <= self.release < (0, 5, 11)
         return self.quantization is None and self.declared_method is None and (self.resolved or not filled)
 
     @property
