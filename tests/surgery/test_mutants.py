@@ -159,12 +159,7 @@ def _reaches(grafted: Grafted, seed: int) -> bool:
     pytest.fail("the function ended without the call")
 
 
-WRONG = pytest.mark.xfail(strict=True, reason="the later anchor is taken, though the ids are remapped before it")
-
-
-@pytest.mark.parametrize(
-    "release", [pytest.param(r, marks=WRONG if r in {"0.5.10", "0.5.11"} else ()) for r in RELEASES]
-)
+@pytest.mark.parametrize("release", RELEASES)
 def test_an_anchor_that_calls_another_name_is_refused(release: str) -> None:
     """Ids that something else has already changed are not to be routed again."""
     mutant = mutate(random.Random(release), _text(release, whole=False), [OTHER_CALLEE], None)  # noqa: S311 - reproducible
@@ -172,7 +167,6 @@ def test_an_anchor_that_calls_another_name_is_refused(release: str) -> None:
     assert _verdict(mutant) == "refused"
 
 
-@pytest.mark.xfail(strict=True, reason="only plain assignments, imports of names, functions and classes are looked at")
 @pytest.mark.parametrize("statement", RARE_REBINDINGS)
 def test_the_function_rebound_in_a_rarer_form_is_refused(statement: str) -> None:
     """What then runs under the name is another function."""
