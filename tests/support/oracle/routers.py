@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ class ModelFile:
     routing: bool
 
 
+@functools.cache
 def model_files(wheel: Path) -> dict[str, ModelFile]:
     """Every model file of a wheel, by module name below sglang.srt.models."""
     with zipfile.ZipFile(wheel) as archive:
