@@ -87,9 +87,15 @@ class Importers:
             release: the release.
             grafts: what `surgeon apply` would write.
         """
-        if not self._found:
-            return Imported()
-        chosen = min(self._found, key=lambda known: _distance(known, release))
+        best = Imported()
+        for environment in sorted(self._found, key=lambda known: _distance(known, release)):
+            imported = self._try(environment, release, grafts)
+            if imported.problem or len(imported.modules) == len(MODULES):
+                return imported
+            best = imported if not best.environment or len(imported.modules) > len(best.modules) else best
+        return best
+
+    def _try(self, chosen: str, release: str, grafts: Sequence[Grafted]) -> Imported:
         with _unpacked(release) as root:
             runtime = _runtime()
             _write(root, {grafted.spec.place.file: grafted.result for grafted in grafts} | runtime)
