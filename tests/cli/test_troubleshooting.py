@@ -140,8 +140,9 @@ TWICE = FUNCTION.replace(
 def test_each_refusal_of_the_search_is_quoted(section: str, source: str, kind: type) -> None:
     """What locate says of a file that it does not cut."""
     outcome = locate(source.encode())
-    assert isinstance(outcome, kind)
-    assert outcome.reason in quotes(section)  # type: ignore[attr-defined]
+    assert type(outcome) is kind
+    assert isinstance(outcome, Ambiguous | NotFound)
+    assert outcome.reason in quotes(section)
 
 
 @pytest.fixture
