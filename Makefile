@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help test demo lint format e2e bench bench-layer clean
+.PHONY: help test demo lint format e2e bench bench-layer matrix clean
 
 help:
 	@echo "make test    every test, against a real sglang server on the CPU (built on first use)"
@@ -12,6 +12,7 @@ help:
 	@echo "make lint    ruff, ruff format, mypy"
 	@echo "make bench   speed, as ratios measured side by side"
 	@echo "make bench-layer   what fewer experts are worth to a layer, on this CPU"
+	@echo "make matrix  every sglang release since 0.4.6: found, grafted, taken out again, imported"
 
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or later on PATH, found none"; exit 2; }
@@ -42,6 +43,9 @@ bench: $(STAMP)
 
 bench-layer: $(STAMP)
 	$(BIN)/python tests/benchmarks/moe_layer.py
+
+matrix: $(STAMP)
+	$(BIN)/python tests/matrix/run.py
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -492,9 +492,9 @@ def route(  # noqa: PLR0913 - the names that select_experts has
         scoring_func: ``softmax``, ``sigmoid`` or ``sqrtsoftplus``; others are left alone.
         num_expert_group: groups of a group-limited model.
         topk_group: groups that a token may choose from.
-        num_fused_shared_experts: shared experts among top_k, 0.4.9 to 0.5.22.
+        n_share_experts_fusion: copies of the one shared expert, up to 0.4.6.post5; a row takes one of them.
+        num_fused_shared_experts: shared experts among top_k, 0.4.7 to 0.5.22.
         num_shared_topk_slots: the same from 0.5.23 on.
-        n_share_experts_fusion: copies of the shared expert that the last of top_k is drawn from, up to 0.4.8.
         custom_routing_function: scores of its own: left alone.
         routed_scaling_factor: the model's scale.
         apply_routed_scaling_factor_on_output: whether that scale is applied here rather than after the experts.

@@ -34,6 +34,8 @@ def render(found: Inspection, *, everything: bool) -> str:
 
 def to_json(found: Inspection) -> list[dict[str, Any]]:
     """The map as ``--json`` carries it."""
+    from surgeon.surgery.calltree import is_leaf
+
     on_path = _on_path(found)
     words = _words(found)
     return [
@@ -46,7 +48,12 @@ def to_json(found: Inspection) -> list[dict[str, Any]]:
             "compiled": f.compiled,
             "calls": list(f.calls),
             "imported": [
-                {"name": one.name, "modules": list(one.modules), "role": one.role, "on_live_path": one.name in words}
+                {
+                    "name": one.name,
+                    "modules": list(one.modules),
+                    "role": one.role,
+                    "on_live_path": f.name in on_path and is_leaf(one, words),
+                }
                 for one in f.imported
             ],
             "on_live_path": f.name in on_path,
@@ -73,6 +80,7 @@ class _Rows:
     def add(self, branches: Sequence[Branch], guide: str = "", *, top: bool = True, caller_live: bool = True) -> None:
         """Add branches and what is below them."""
         from surgeon.surgery import Function
+        from surgeon.surgery.calltree import is_leaf
 
         for at, branch in enumerate(branches):
             last = at == len(branches) - 1
@@ -81,7 +89,7 @@ class _Rows:
                 live = item.name in self._on_path
                 numbers, told = _span(item), self._function(branch, item, top=top)
             else:
-                live = caller_live and item.name in self._words
+                live = caller_live and is_leaf(item, self._words)
                 numbers, told = "", self._imported(item)
             self._line(numbers, guide + ("" if top else "└ " if last else "├ "), item.name, told, live=live)
             below = guide if top else guide + ("  " if last else "│ ")
@@ -152,7 +160,8 @@ def _on_path(found: Inspection) -> frozenset[str]:
 
     if not isinstance(found.live, surgery.Reached):
         return frozenset()
-    return calltree.live(found.functions, found.live.leaf, found.device)
+    architecture = found.served.architecture if found.served else None
+    return calltree.live(found.functions, found.live.leaf, found.device, architecture)
 
 
 def _words(found: Inspection) -> frozenset[str]:

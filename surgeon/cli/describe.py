@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from surgeon.server.model import Server
     from surgeon.surgery import Outcome as Located
     from surgeon.surgery.live_path import Verdict as LivePath
+    from surgeon.surgery.situation import Path as DerivedPath
 
 _STATE_STYLE = {
     "pristine": "green",
@@ -132,10 +134,17 @@ def live_text(live: LivePath) -> str:
         case surgery.Reached():
             leaf = f", after {live.leaf}" if live.leaf else ""
             notes = "".join(f" [yellow]{escape(n)}[/yellow]" for n in live.notes)
-            return f"[green]reached[/green], in {live.function}{leaf} [dim]({escape(live.source)})[/dim]{notes}"
+            way = f"[dim]({_way_text(live.path)}{escape(live.source)})[/dim]"
+            return f"[green]reached[/green], in {live.function}{leaf} {way}{notes}"
         case surgery.NotReached():
             return f"[red]not reached[/red]: {escape(live.why)} [bold]{escape(live.remedy)}[/bold]"
     return f"[yellow]cannot tell[/yellow] without {escape(', '.join(live.missing))}: {escape(live.why)}"
+
+
+def _way_text(path: DerivedPath) -> str:
+    parts = [f"runner backend {path.backend}" if path.backend else "", path.format or ""]
+    fused = "" if path.fused is None else f"{path.fused} fused shared expert{'' if path.fused == 1 else 's'}"
+    return "".join(f"{part}, " for part in [*parts, fused] if part)
 
 
 def live_json(live: LivePath | None) -> dict[str, Any] | None:
@@ -148,10 +157,18 @@ def live_json(live: LivePath | None) -> dict[str, Any] | None:
         case surgery.Reached():
             notes = list(live.notes)
             where = {"function": live.function, "leaf": live.leaf}
-            return {"verdict": "reached", **where, "source": live.source, "notes": notes}
+            return {"verdict": "reached", **where, "source": live.source, "notes": notes, "path": asdict(live.path)}
         case surgery.NotReached():
-            return {"verdict": "not-reached", "why": live.why, "remedy": live.remedy, "source": live.source}
-    return {"verdict": "cannot-tell", "missing": list(live.missing), "why": live.why, "source": live.source}
+            said = {"why": live.why, "remedy": live.remedy, "source": live.source}
+            return {"verdict": "not-reached", **said, "path": asdict(live.path)}
+    missing = list(live.missing)
+    return {
+        "verdict": "cannot-tell",
+        "missing": missing,
+        "why": live.why,
+        "source": live.source,
+        "path": asdict(live.path),
+    }
 
 
 def server_text(server: Server | None) -> str:

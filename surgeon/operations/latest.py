@@ -15,7 +15,7 @@ from surgeon.registry import index as registry
 from surgeon.registry import settings, wheels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from surgeon.node.client import Node
     from surgeon.operations.served import Served
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from surgeon.surgery.live_path import Verdict as LivePath
 
 _TOPK = "sglang/srt/layers/moe/topk.py"
+_TOPK_LIMIT = 4_000_000
 _NODE_TIMEOUT_S = 20.0
 
 
@@ -100,22 +101,24 @@ def check(
     return NotKnown(tuple(tried))
 
 
-def _indexes(node: Node | None, python: str, pid: int | None, tried: list[str]) -> Sequence[tuple[Index, str]]:
+def _indexes(node: Node | None, python: str, pid: int | None, tried: list[str]) -> Iterator[tuple[Index, str]]:
     """What to ask, in turn, and whose settings name it."""
-    found: list[tuple[Index, str]] = []
+    asked = ""
     if node is not None:
         try:
             index = _of_node(node, python, pid)
-            found.append((index, "the node's and this machine's" if index.own else "the node's"))
         except SurgeonError as error:
             tried.append(error.message)
+        else:
+            asked = index.shown
+            yield index, "the node's and this machine's" if index.own else "the node's"
     try:
         mine = registry.own()
     except registry.RegistryError as error:
         tried.append(error.message)
-    else:
-        found += [(mine, "this machine's")] if mine.shown not in {one.shown for one, _ in found} else []
-    return found
+        return
+    if mine.shown != asked:
+        yield mine, "this machine's"
 
 
 def _of_node(node: Node, python: str, pid: int | None) -> Index:
@@ -136,11 +139,7 @@ def _on(index: Index, whose: str, installed: str, patch: Patch, served: Served |
 
     known = registry.releases(index)
     version = str(known[0])
-    with zipfile.ZipFile(wheels.fetch_from(index, version)) as wheel:
-        try:
-            source = wheel.read(_TOPK)
-        except KeyError as error:
-            raise registry.RegistryError(f"{index.shown} has an sglang {version} without {_TOPK}") from error
+    source = _read(wheels.fetch_from(index, version), index)
     names: tuple[str, ...] = ()
     misfit = ""
     try:
@@ -160,6 +159,20 @@ def _on(index: Index, whose: str, installed: str, patch: Patch, served: Served |
         live=served.anew().live(version) if served and not misfit else None,
         warnings=tuple(tried),
     )
+
+
+def _read(wheel: Path, index: Index) -> bytes:
+    """topk.py of a wheel that may come from anywhere."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            if archive.getinfo(_TOPK).file_size <= _TOPK_LIMIT:
+                return archive.read(_TOPK)
+            why = f"its {_TOPK} is larger than {_TOPK_LIMIT} bytes"
+    except KeyError:
+        why = f"it has no {_TOPK}"
+    except zipfile.BadZipFile as error:
+        why = f"it is no wheel: {error}"
+    raise registry.RegistryError(f"{wheel.name} of {index.shown} cannot be judged: {why}", where=index.shown)
 
 
 def _behind(installed: str, known: Sequence[Version]) -> int | None:

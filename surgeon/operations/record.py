@@ -168,7 +168,7 @@ def ready(seen: Survey) -> str:
     """The mode of the running server's recorder, if it can be used without harm.
 
     Its endpoints are there in every release from 0.4.6 on, whatever the mode. Where it is off they raise inside the
-    scheduler's loop, which ends the server: they are called only if the server says that it is on.
+    scheduler's loop, which ends the server (0.5.9 was seen to): they are called only if the server says that it is on.
 
     Raises:
         DoesNotFitError: it is off, or the server uses it itself, or recording would end the server.

@@ -10,7 +10,7 @@ from surgeon.surgery.functions import DISPATCHER, POST_PROCESSING, Function, Imp
 from surgeon.surgery.outcomes import FUNCTION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,27 @@ def _hands_over(item: Function | Imported) -> bool:
     return item.role == DISPATCHER
 
 
-def live(functions: Sequence[Function], leaf: str | None, device: str | None) -> frozenset[str]:
+# Whether a model asks for grouped top-k, which it does with a correction bias: `use_grouped_topk` in sglang 0.5.1 to
+# 0.5.23, srt/models/deepseek_v2.py, glm4_moe.py and qwen3_moe.py.
+_BRANCH = {
+    "DeepseekV3ForCausalLM": "biased_grouped_topk",
+    "DeepseekV32ForCausalLM": "biased_grouped_topk",
+    "GlmMoeDsaForCausalLM": "biased_grouped_topk",
+    "Glm4MoeForCausalLM": "biased_grouped_topk",
+    "Qwen3MoeForCausalLM": "fused_topk",
+}
+
+
+def live(
+    functions: Sequence[Function], leaf: str | None, device: str | None, architecture: str | None = None
+) -> frozenset[str]:
     """Which functions of the map a server surely runs when its routing goes through `select_experts`.
 
     Args:
         functions: the map.
         leaf: the function that selects, as the live path names it; None if that is not certain.
         device: "cuda", "cpu", ... if known: it chooses the method of `TopK` that is called.
+        architecture: the model class, if known: it chooses the branch of `select_experts`.
 
     Returns:
         Their names: `select_experts`, what post-processes in it, and what lies on every way from it to the leaf.
@@ -93,6 +107,9 @@ def live(functions: Sequence[Function], leaf: str | None, device: str | None) ->
     found = {FUNCTION} | {name for name in named[FUNCTION].calls if name.startswith("_post_process_")}
     words = leaf_words(leaf)
     ways = list(_ways(named, FUNCTION, words, ())) if leaf else []
+    branch = _BRANCH.get(architecture or "")
+    if branch is not None:
+        ways = [way for way in ways if way[1:] and way[1].startswith(branch)] or ways
     if ways:
         found |= frozenset.intersection(*(frozenset(way) for way in ways))
     return frozenset(found | ({_method(device, words)} & set(named)))
@@ -115,14 +132,26 @@ def leaf_words(leaf: str | None) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", leaf or ""))
 
 
-def is_leaf(item: Function | Imported, words: Iterable[str]) -> bool:
+# Where a leaf comes from that is named with this word: `moe_fused_gate` is a kernel of three packages.
+_ORIGINS = {
+    "Triton": ("sglang.",),
+    "JIT": ("sglang.",),
+    "sgl_kernel": ("sgl_kernel", "torch.ops.sgl_kernel"),
+    "flashinfer": ("flashinfer",),
+}
+
+
+def is_leaf(item: Function | Imported, words: frozenset[str]) -> bool:
     """Whether a function is the one that a live path names.
 
     Args:
         item: the function.
         words: from `leaf_words`.
     """
-    return item.name in words
+    if item.name not in words:
+        return False
+    origins = tuple(prefix for word in words for prefix in _ORIGINS.get(word, ()))
+    return isinstance(item, Function) or not origins or any(module.startswith(origins) for module in item.modules)
 
 
 def _ways(

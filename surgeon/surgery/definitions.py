@@ -126,6 +126,9 @@ def _one(scope: _Scope, name: str, kind: type[_Node]) -> _One[_Node] | NotFound 
         return NotFound(compiled, expected, lines)
     if len(bindings) > 1:
         return Ambiguous(f"`{name}` is bound {len(bindings)} times {scope.title}; one is expected.", lines)
+    hidden = _hidden(scope, name)
+    if hidden:
+        return Ambiguous(f"`{name}` is bound again by `:=` or as a global; one definition is expected.", hidden)
     node = bindings[0]
     index = next((i for i, statement in enumerate(scope.statements) if statement is node), None)
     if isinstance(node, kind) and index is not None and isinstance(node.body, cst.IndentedBlock):
@@ -199,21 +202,77 @@ def _bindings(statements: Sequence[cst.CSTNode], name: str) -> Iterator[cst.CSTN
             case cst.SimpleStatementLine() | cst.SimpleStatementSuite():
                 yield from (statement for small in statement.body if name in _bound_by(small))
             case cst.CSTNode():
+                if name in _bound_by_head(statement):
+                    yield statement
                 suites = (child for child in statement.children if not isinstance(child, cst.BaseExpression))
                 yield from _bindings(list(suites), name)
 
 
 def _bound_by(small: cst.BaseSmallStatement) -> set[str]:
+    targets: list[cst.BaseExpression]
     match small:
         case cst.Assign():
             targets = [target.target for target in small.targets]
-        case cst.AnnAssign() | cst.AugAssign():
+        case cst.AnnAssign() | cst.AugAssign() | cst.Del():
             targets = [small.target]
+        case cst.Import(names=names):
+            return {(alias.evaluated_alias or alias.evaluated_name).partition(".")[0] for alias in names}
         case cst.ImportFrom(names=names) if not isinstance(names, cst.ImportStar):
             return {alias.evaluated_alias or alias.evaluated_name for alias in names}
         case _:
             return set()
-    return {name for target in targets if (name := _dotted(target))}
+    return {name for target in targets for name in _targets(target)}
+
+
+def _bound_by_head(statement: cst.CSTNode) -> set[str]:
+    """What the head of a compound statement binds: `for x in`, `with y as x`, `except E as x`."""
+    match statement:
+        case cst.For(target=target):
+            return set(_targets(target))
+        case cst.With(items=items):
+            return {name for item in items if item.asname is not None for name in _targets(item.asname.name)}
+        case cst.ExceptHandler(name=cst.AsName(name=target)):
+            return set(_targets(target))
+        case _:
+            return set()
+
+
+def _targets(node: cst.BaseExpression) -> Iterator[str]:
+    """The names that an assignment to this binds, dotted ones as written."""
+    match node:
+        case cst.Tuple(elements=elements) | cst.List(elements=elements):
+            for element in elements:
+                yield from _targets(element.value)
+        case _:
+            name = _dotted(node)
+            if name:
+                yield name
+
+
+class _Hidden(cst.CSTVisitor):
+    """Whether a name of the module is bound inside an expression, or by a function that declares it global."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.found = False
+        self._name = name
+
+    def visit_NamedExpr(self, node: cst.NamedExpr) -> None:  # noqa: N802 - LibCST names it
+        self.found = self.found or _dotted(node.target) == self._name
+
+    def visit_Global(self, node: cst.Global) -> None:  # noqa: N802 - LibCST names it
+        self.found = self.found or any(item.name.value == self._name for item in node.names)
+
+
+def _hidden(scope: _Scope, name: str) -> tuple[Line, ...]:
+    """Where a name is bound by `:=` or declared global; the tree is walked only where the text suggests it."""
+    suspects = _matching(scope, rf".*(?:\b{re.escape(name)}\s*:=|\bglobal\b.*\b{re.escape(name)}\b)")
+    if not suspects:
+        return ()
+    visitor = _Hidden(name)
+    for statement in scope.statements:
+        statement.visit(visitor)
+    return suspects if visitor.found else ()
 
 
 def _dotted(node: cst.BaseExpression) -> str:
@@ -230,7 +289,8 @@ def _dotted(node: cst.BaseExpression) -> str:
 def _binding_lines(scope: _Scope, name: str) -> tuple[Line, ...]:
     return _matching(
         scope,
-        rf"\s*(?:(?:async\s+)?def|class)\s+{name}\b|[^#]*\b{name}\s*=[^=]|.*\bimport\b.*\b{name}\b",
+        rf"\s*(?:(?:async\s+)?def|class)\s+{name}\b|[^#]*\b{name}\b[^#=()]*=[^=]|.*\bimport\b.*\b{name}\b"
+        rf"|\s*(?:for|del)\s[^#]*\b{name}\b|\s*(?:with|except)\b[^#]*\bas\b[^#]*\b{name}\b",
     )
 
 

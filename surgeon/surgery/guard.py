@@ -49,13 +49,15 @@ class Limits:
     sglang's longest topk.py so far (0.5.23) has 127,176 bytes; on one core LibCST takes 0.5 s and 40 MB for it.
 
     Attributes:
-        seconds: of wall time, for reading and searching.
+        seconds: of processor time, for reading and searching; a busy machine does not make a file unreadable.
+        patience: seconds of wall time for the same.
         memory: bytes of address space of the child. macOS does not enforce it; there `size` stands in for it.
         size: bytes of the file.
         start: seconds until the child has imported LibCST.
     """
 
     seconds: float = 20
+    patience: float = 180
     memory: int = 1 << 30
     size: int = 4_000_000
     start: float = 60
@@ -214,13 +216,13 @@ class _Child:
         Raises:
             _Ended: there was none within the limits.
         """
-        deadline = time.monotonic() + self._limits.seconds
-        body = pickle.dumps((self._limits.seconds + GRACE, *request))
+        deadline = time.monotonic() + self._limits.patience
+        body = pickle.dumps((self._limits.seconds, self._limits.patience + GRACE, *request))
         try:
-            self._socket.settimeout(self._limits.seconds)
+            self._socket.settimeout(self._limits.patience)
             self._socket.sendall(len(body).to_bytes(_LENGTH, "big") + body)
         except TimeoutError as error:
-            raise self._too_slow() from error
+            raise self._too_slow(self._limits.patience) from error
         except OSError as error:
             raise self._how() from error
         answer = self._receive(deadline)
@@ -244,7 +246,7 @@ class _Child:
             try:
                 some = self._socket.recv(count - len(got))
             except TimeoutError as error:
-                raise self._too_slow() from error
+                raise self._too_slow(self._limits.patience) from error
             except OSError as error:
                 raise self._how() from error
             if not some:
@@ -252,8 +254,9 @@ class _Child:
             got += some
         return bytes(got)
 
-    def _too_slow(self) -> _Ended:
-        return _Ended(f"LibCST did not get through it in {self._limits.seconds:g} s and was stopped.", stopped=True)
+    @staticmethod
+    def _too_slow(seconds: float, kind: str = "") -> _Ended:
+        return _Ended(f"LibCST did not get through it in {seconds:g} s{kind} and was stopped.", stopped=True)
 
     def _how(self) -> _Ended:
         """Say how the child ended; its socket is closed, so it has."""
@@ -261,6 +264,8 @@ class _Child:
             code = self._process.wait(GRACE)
         except subprocess.TimeoutExpired:
             return _Ended("The process that read it stopped answering.")
+        if code == -signal.SIGPROF:
+            return self._too_slow(self._limits.seconds, " of processor time")
         words = self._words.read() or b""
         if b"memory allocation of" in words or b"MemoryError" in words:
             return _Ended(f"Reading it takes more than {self._limits.memory >> 20:,} MiB of memory.")

@@ -36,8 +36,8 @@ TASKS: Mapping[str, Callable[..., Any]] = {"search": search, "unreadable": unrea
 def main(memory: int) -> None:
     """Answer questions.
 
-    Each is ended by the kernel after the time that it names, even if the parser never comes back from native code and
-    the process that asked is gone.
+    Each is ended by the kernel after the times that it names, of the processor and of the wall, even if the parser
+    never comes back from native code and the process that asked is gone.
 
     Args:
         memory: bytes of address space to do with.
@@ -45,6 +45,7 @@ def main(memory: int) -> None:
     # Ctrl-C in a terminal reaches the whole group; the process that asked decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, memory)
     _send("ready")
@@ -53,9 +54,11 @@ def main(memory: int) -> None:
         if body is None:
             return
         # From the process that started this one.
-        seconds, task, *arguments = pickle.loads(body)  # noqa: S301 - said above
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        seconds, patience, task, *arguments = pickle.loads(body)  # noqa: S301 - said above
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, patience)
         answer = TASKS[task](*arguments)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         parse.cache_clear()
         _send(answer)

@@ -126,6 +126,9 @@ def _judge_call(recipe: Recipe, call: BeforeCall, function: cst.FunctionDef) -> 
             return Blocked(f"the call of `{call.callee}` shares its line with other statements", places)
         if not call.match(statement.body[0]):
             return Blocked(f"`{call.callee}` is called, but not as {recipe.anchor}", places)
+        changed = next((one for one in function.body.body[:index] if _changes_ids(one)), None)
+        if isinstance(changed, cst.SimpleStatementLine):
+            return Blocked(f"`{IDS}` is made anew out of itself before `{call.callee}` is called", (changed,))
         return Fits(index, statement)
     return Blocked(
         f"`{call.callee}` is called inside a nested block, so some selections would pass by the site", places
@@ -150,6 +153,41 @@ def _is_docstring(statement: cst.BaseStatement) -> bool:
             return True
         case _:
             return False
+
+
+def _changes_ids(statement: cst.CSTNode) -> bool:
+    """Whether a statement makes the ids anew out of themselves on every path, as a remapping to physical experts does.
+
+    Under a condition it may: sglang's simulated routing does, and is told from real routing when the patch runs.
+    """
+    if not isinstance(statement, cst.SimpleStatementLine):
+        return False
+    return any(isinstance(small, cst.Assign) and _assigns_from(small, IDS) for small in statement.body)
+
+
+def _assigns_from(assign: cst.Assign, name: str) -> bool:
+    targets = _Names(name)
+    for target in assign.targets:
+        target.target.visit(targets)
+    read = _Names(name)
+    assign.value.visit(read)
+    return targets.found and read.found
+
+
+class _Names(cst.CSTVisitor):
+    """Whether a name occurs, keywords of calls left out."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.found = False
+        self._name = name
+
+    def visit_Name(self, node: cst.Name) -> None:  # noqa: N802 - LibCST names it
+        self.found = self.found or node.value == self._name
+
+    def visit_Arg(self, node: cst.Arg) -> bool:  # noqa: N802 - LibCST names it
+        node.value.visit(self)
+        return False
 
 
 class _Traces(cst.CSTVisitor):

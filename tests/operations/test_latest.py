@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from packaging.version import Version
 from surgeon import patches, surgery
 from surgeon.operations import latest
 from surgeon.operations.served import Served
+from surgeon.registry import index as registry
 from surgeon.registry import settings
 from tests.support.local_index import LocalIndex, local_index
 from tests.support.local_node import local_node
@@ -125,6 +127,24 @@ def test_where_the_node_s_index_cannot_be_asked_this_machine_s_is(
     assert index.url in warning
     assert "credentials that this machine does not have" in warning
     assert "hush" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [(None, "it has no sglang/srt"), (b"x" * 4_000_001, "is larger than")], ids=["none", "huge"]
+)
+def test_a_wheel_that_cannot_be_judged_is_told(tmp_path: Path, content: bytes | None, why: str) -> None:
+    """It may come from anywhere."""
+    served = LocalIndex(tmp_path)
+    served.add("1.0", content or b"")
+    (wheel,) = tmp_path.rglob("*.whl")
+    if content is None:
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("sglang/__init__.py", "")
+    with pytest.raises(registry.RegistryError, match=why):
+        latest._read(wheel, registry.Index("https://host/simple", "", {}, own=False))
+    wheel.write_bytes(b"<html>sign in</html>")
+    with pytest.raises(registry.RegistryError, match="it is no wheel"):
+        latest._read(wheel, registry.Index("https://host/simple", "", {}, own=False))
 
 
 def test_no_index_at_all_is_no_error(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from surgeon.surgery.calltree import Branch, call_tree, live
+from surgeon.surgery.calltree import Branch, call_tree, is_leaf, leaf_words, live
 from surgeon.surgery.functions import Function, functions
 from tests.support.wheels import member
 
@@ -254,3 +254,31 @@ def test_what_surely_runs_is_what_every_way_to_the_leaf_passes(
 ) -> None:
     """Nothing is marked as running that another way could leave out."""
     assert live(mapped_in(member(version)), leaf, device) == between | {"select_experts"}
+
+
+def test_the_model_chooses_the_branch() -> None:
+    """Three functions of 0.5.23 call the same kernel; which of them a model comes to is its own to say."""
+    mapped = mapped_in(member("0.5.23"))
+    after = {"select_experts", "_post_process_topk_ids", "TopK.forward_cuda"}
+    leaf = "moe_fused_gate (Triton)"
+    assert live(mapped, leaf, "cuda", "Qwen3MoeForCausalLM") == after | {"fused_topk"}
+    assert live(mapped, leaf, "cuda", "Glm4MoeForCausalLM") == after | {"biased_grouped_topk_gpu"}
+    assert live(mapped, leaf, "cuda", "DbrxForCausalLM") == after
+
+
+@pytest.mark.parametrize(
+    ("version", "leaf", "modules"),
+    [
+        ("0.5.23", "moe_fused_gate (Triton)", ("sglang.kernels.ops.moe.moe_fused_gate",)),
+        ("0.5.16", "sgl_kernel.moe_fused_gate", ("sgl_kernel",)),
+        ("0.5.11", "sgl_kernel.moe_fused_gate", ("sgl_kernel", "mate")),
+        ("0.5.11", "grouped_topk (JIT)", ("sglang.jit_kernel.grouped_topk",)),
+        ("0.5.9", "fused_topk_deepseek (flashinfer)", ("flashinfer.fused_moe",)),
+    ],
+)
+def test_a_kernel_is_told_from_another_package_s_of_the_same_name(
+    version: str, leaf: str, modules: tuple[str, ...]
+) -> None:
+    """By the word that goes with its name."""
+    grouped = {function.name: function for function in mapped_in(member(version))}["biased_grouped_topk_gpu"]
+    assert [one.modules for one in grouped.imported if is_leaf(one, leaf_words(leaf))] == [modules]

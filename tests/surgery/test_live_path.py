@@ -18,6 +18,7 @@ DSV3 = "DeepseekV3ForCausalLM"
 GLM4 = "Glm4MoeForCausalLM"
 GPT_OSS = "GptOssForCausalLM"
 MOE = {"n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+FP8 = {**MOE, "quantization_config": {"quant_method": "fp8"}}
 SM90, SM100, SM120 = (9, 0), (10, 0), (12, 0)
 
 
@@ -96,7 +97,7 @@ _BACKENDS = (*_BACKENDS_059, "cutlass", "marlin", "flashinfer_trtllm_routed", "e
 )
 def test_each_backend_is_judged_as_sglang_acts_on_cuda(version: str, backend: str) -> None:
     """For every runner backend, the verdict is what the release's own TopK.forward_cuda does."""
-    verdict = live_path(version, QWEN3, MOE, {"moe_runner_backend": backend}, SM90)
+    verdict = live_path(version, QWEN3, MOE, {"moe_runner_backend": backend, "quantization": "fp8"}, SM90)
     expected = Reached if _sglang_reaches(version, backend, "forward_cuda") else NotReached
     assert isinstance(verdict, expected)
 
@@ -117,12 +118,15 @@ def test_on_the_cpu_the_site_is_reached_whatever_the_backend(version: str, backe
 @pytest.mark.parametrize(
     ("version", "architecture", "quantization", "capability", "verdict"),
     [
-        # DeepSeek V3 on SM100: from 0.5.5 for fp8, from 0.5.13 for bf16.
+        # DeepSeek V3 on SM100: from 0.5.5 for fp8, also where the checkpoint declares nothing; 0.5.11 looks into
+        # the weights, and from 0.5.12 on it makes no difference.
         ("0.5.3", DSV3, "fp8", SM100, Reached),
         ("0.5.4", DSV3, "modelopt_fp4", SM100, NotReached),
         ("0.5.5", DSV3, "fp8", SM100, NotReached),
-        ("0.5.9", DSV3, None, SM100, Reached),
-        ("0.5.13", DSV3, None, SM100, NotReached),
+        ("0.5.9", DSV3, None, SM100, NotReached),
+        ("0.5.11", DSV3, None, SM100, CannotTell),
+        ("0.5.12", DSV3, None, SM100, NotReached),
+        ("0.5.9", GLM5, None, SM100, Reached),
         ("0.5.9", GLM5, "fp8", SM100, NotReached),
         # Qwen3: from 0.5.6 for fp8, from 0.5.9 for bf16.
         ("0.5.5", QWEN3, "fp8", SM100, Reached),
@@ -171,13 +175,14 @@ def test_the_checkpoints_quantization_counts_where_none_was_typed() -> None:
 def test_forced_standard_of_unquantised_deepseek_up_to_0_5_6() -> None:
     """There the model asks for standard output even under flashinfer_trtllm; later it does not."""
     args = {"moe_runner_backend": "flashinfer_trtllm"}
-    assert isinstance(live_path("0.5.6", DSV3, MOE, args, SM100), Reached)
-    assert isinstance(live_path("0.5.7", DSV3, MOE, args, SM100), NotReached)
+    assert isinstance(live_path("0.5.6", DSV3, MOE, args, SM90), Reached)
+    assert isinstance(live_path("0.5.7", DSV3, MOE, args, SM90), NotReached)
 
 
 def test_nvfp4_without_the_flag_ends_in_trtllm() -> None:
     """0.5.23 leaves auto to the quantization method unless --quantization modelopt_fp4 is typed."""
-    config = {**MOE, "quantization_config": {"quant_method": "modelopt"}}
+    declared = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "*shared_experts*"]}
+    config = {**MOE, "quantization_config": declared}
     verdict = live_path("0.5.23", GLM5, config, {}, SM120)
     assert isinstance(verdict, NotReached)
     assert "--quantization modelopt_fp4" in verdict.remedy
@@ -216,8 +221,13 @@ def test_the_remedy_is_a_flag_the_release_has(version: str, quantization: str, f
         (None, MOE, {}, SM90, CannotTell),
         (None, MOE, {"moe_runner_backend": "triton"}, SM90, Reached),
         ("KimiK3ForConditionalGeneration", MOE, {}, SM100, CannotTell),
-        ("DeepseekV4ForCausalLM", MOE, {"moe_runner_backend": "flashinfer_mxfp4"}, SM120, CannotTell),
-        ("Llama4ForCausalLM", MOE, {"moe_runner_backend": "flashinfer_trtllm"}, SM100, CannotTell),
+        ("DeepseekV4ForCausalLM", FP8, {"moe_runner_backend": "flashinfer_mxfp4"}, SM120, CannotTell),
+        ("DeepseekV4ForCausalLM", FP8, {}, SM90, CannotTell),
+        ("BailingMoeV3ForCausalLM", FP8, {}, SM120, CannotTell),
+        ("Cohere2MoeForCausalLM", MOE, {"moe_runner_backend": "flashinfer_trtllm"}, SM100, CannotTell),
+        ("Llama4ForCausalLM", MOE, {"moe_runner_backend": "triton"}, SM90, NotReached),
+        ("ZayaForCausalLM", MOE, {}, SM90, NotReached),
+        ("DeepseekV4ForCausalLM", {**MOE, "num_hidden_layers": 3, "num_hash_layers": 3}, {}, SM90, NotReached),
     ],
 )
 def test_what_else_decides(
@@ -243,14 +253,11 @@ def test_flags_of_0_4_bypass_too() -> None:
 
 
 def test_layers_that_pass_by_are_noted() -> None:
-    """Hash-routed layers, own routing functions and draft models are said, though the site is reached."""
+    """Hash-routed layers and draft models are said, though the site is reached."""
     args = {"moe_runner_backend": "triton", "speculative_algorithm": "EAGLE"}
     verdict = live_path("0.5.23", "DeepseekV4ForCausalLM", {**MOE, "num_hash_layers": 3}, args, SM90)
     assert isinstance(verdict, Reached)
     assert [note.split()[1] for note in verdict.notes] == ["first", "draft"]
-    own = live_path("0.5.23", "Llama4ForCausalLM", MOE, {"moe_runner_backend": "triton"}, SM90)
-    assert isinstance(own, Reached)
-    assert "own routing function" in own.notes[0]
 
 
 GLM5_CONFIG = MOE
@@ -262,12 +269,12 @@ GLM46_CONFIG = {**MOE, "n_routed_experts": 160}
 @pytest.mark.parametrize(
     ("architecture", "config", "fusion_off", "leaves"),
     [
-        # The rows of the table of live paths; None where fusion, which is not known here, decides.
-        (QWEN3, {"num_experts": 128}, False, {"0.5.9": "topk_softmax", "0.5.15": None, "0.5.18": "Triton"}),
+        # Rows of the table of live paths; test_live_path_table.py has them all.
+        (QWEN3, {"num_experts": 128}, False, {"0.5.9": "topk_softmax", "0.5.15": "Triton", "0.5.18": "Triton"}),
         (GLM5, GLM5_CONFIG, True, {"0.5.9": "impl", "0.5.11": "JIT", "0.5.15": "Triton", "0.5.23": "Triton"}),
-        (GLM5, GLM5_CONFIG, False, {"0.5.9": "impl", "0.5.11": None, "0.5.15": None, "0.5.18": "Triton"}),
+        (GLM5, GLM5_CONFIG, False, {"0.5.9": "impl", "0.5.11": "impl", "0.5.15": "impl", "0.5.18": "Triton"}),
         (DSV3, DSV3_CONFIG, True, {"0.4.9": "sgl_kernel.moe_fused_gate", "0.5.8": "deepseek", "0.5.23": "deepseek"}),
-        (DSV3, DSV3_CONFIG, False, {"0.5.5": "sgl_kernel.moe_fused_gate", "0.5.9": None, "0.5.11": "deepseek"}),
+        (DSV3, DSV3_CONFIG, False, {"0.5.5": "sgl_kernel.moe_fused_gate", "0.5.9": "fused_gate", "0.5.11": "deepseek"}),
         (DSV3, KIMI_CONFIG, True, {"0.5.5": "impl", "0.5.6": "kimi_k2", "0.5.14": "kimi_k2", "0.5.15": "Triton"}),
         (GLM4, GLM46_CONFIG, True, {"0.5.5": "impl", "0.5.11": "JIT", "0.5.15": "Triton", "0.5.18": "Triton"}),
         ("SomeNewMoeForCausalLM", MOE, True, {"0.5.23": None}),

@@ -91,21 +91,25 @@ def test_a_crash_leaves_the_bytes_alone() -> None:
     assert source == DEEP
 
 
-def test_a_file_that_takes_too_long_is_an_answer(guarded: Callable[..., guard.Guard]) -> None:
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [({"seconds": 0.5}, "0.5 s of processor time"), ({"patience": 0.5}, "0.5 s")],
+)
+def test_a_file_that_takes_too_long_is_an_answer(
+    guarded: Callable[..., guard.Guard], limits: dict[str, float], said: str
+) -> None:
     """The child is stopped in native code, where no Python of its own would get a turn."""
-    one = guarded(seconds=0.5)
-    start = time.monotonic()
+    one = guarded(**limits)
     answer = one.ask("search", SLOW, EXPERTS)
     assert isinstance(answer, Unparsable)
-    assert answer.reason == "LibCST did not get through it in 0.5 s and was stopped."
-    assert time.monotonic() - start < 30
+    assert answer.reason == f"LibCST did not get through it in {said} and was stopped."
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS enforces no limit of address space")
 @pytest.mark.parametrize("source", [b"a(b)\n" * 60_000, b"x = [\n" + b"    1,\n" * 60_000 + b"]\n"])
 def test_a_file_that_takes_too_much_memory_is_an_answer(guarded: Callable[..., guard.Guard], source: bytes) -> None:
     """Where Python's allocation fails or LibCST's aborts the process, the answer says that it is the memory."""
-    one = guarded(memory=100 << 20, seconds=120)
+    one = guarded(memory=100 << 20, seconds=60)
     answer = one.ask("search", source, EXPERTS)
     assert isinstance(answer, Unparsable)
     assert "100 MiB of memory" in answer.reason or "memory on it" in answer.reason or "too long" in answer.reason
@@ -228,8 +232,7 @@ def test_a_child_whose_parent_was_killed_ends_by_itself(tmp_path: Path, *, busy:
     code = (
         "import sys\n"
         "from surgeon.surgery import guard, places\n"
-        "one = guard._Child(guard.Limits(seconds=30))\n"
-        "guard.GRACE = -28\n"
+        "one = guard._Child(guard.Limits(seconds=2))\n"
         "print(one._process.pid, flush=True)\n"
         "if len(sys.argv) > 1:\n"
         "    one.ask(('search', open(sys.argv[1], 'rb').read(), places.EXPERTS))\n"
@@ -250,7 +253,7 @@ def test_a_child_whose_parent_was_killed_ends_by_itself(tmp_path: Path, *, busy:
         time.sleep(0.5)
         parent.kill()
         parent.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while _alive(pid):
         assert time.monotonic() < deadline, "the child goes on though nobody asks it"
         time.sleep(0.1)
@@ -294,7 +297,7 @@ def test_the_longest_topk_is_searched_quickly_all_included(guarded: Callable[...
     """Starting the child, importing LibCST and searching 3,200 lines, in processor time: others may be busy."""
     source = member("0.5.23")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    one = guarded(seconds=120)
+    one = guarded()
     assert isinstance(one.ask("search", source, EXPERTS), Found)
     one.close()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -112,6 +112,16 @@ def test_a_last_column_that_holds_no_shared_expert_is_left_alone(load: Callable[
     assert routed[:, 8].tolist() == [64] * 16
 
 
+def test_of_several_copies_of_the_shared_expert_a_row_takes_one(load: Callable[..., ModuleType]) -> None:
+    """Up to 0.4.6.post5 the number of copies is given, not that of columns: each row's last column is one of them."""
+    weights, ids, logits = batch(16, 64, 9)
+    ids[:, 8] = 64 + torch.arange(16) % 8
+    _, routed = load(k0=2).route(weights, ids, logits, top_k=9, use_grouped_topk=True, n_share_experts_fusion=8)
+    assert torch.equal(routed[:, 8], ids[:, 8])
+    assert not torch.equal(routed[:, :8], ids[:, :8])
+    assert routed[:, :8].max() < 64
+
+
 def grouped_names() -> dict[str, Any]:
     """A call as a group-limited model with a shared expert makes it."""
     return {
