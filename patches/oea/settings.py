@@ -88,7 +88,6 @@ CHOICES = {
     "refill": _operator.REFILLS,
     "denominator": _operator.DENOMINATORS,
     "utility": _operator.UTILITIES,
-    "schema": (SCHEMA,),
 }
 LEAST_P, MOST_P = 0.001, 1.0
 
@@ -139,6 +138,8 @@ def _fault(key: str, value: Any) -> Optional[str]:
         expected = None if _is_integer(value, low, high) else f"an integer in {low}..{high}"
     elif key in SWITCHES:
         expected = None if isinstance(value, bool) else "true or false"
+    elif key == "schema":
+        expected = None if value == SCHEMA else SCHEMA
     elif key in CHOICES:
         expected = None if isinstance(value, str) and value in CHOICES[key] else f"one of {', '.join(CHOICES[key])}"
     elif key == "k0_schedule":
