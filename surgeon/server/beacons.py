@@ -43,6 +43,7 @@ def judge(
     if not workers:
         return ["the server has no worker process that could run the patch"]
     problems = []
+    forms = {}
     for worker in workers:
         name = f"{worker.title} (pid {worker.pid})"
         beacon = beacon_of(worker, beacons)
@@ -50,6 +51,12 @@ def judge(
             problems.append(f"{name} has written no beacon")
         else:
             problems += [f"{name} {fault}" for fault in _faults(beacon, patch_hash, generation, settings, need_applied)]
+            if beacon.get("form"):
+                forms[name] = str(beacon["form"])
+    if len(set(forms.values())) > 1:
+        # Their scores differ in the last digits, so that ranks could choose differently and corrupt every layer's sum.
+        told = "; ".join(f"{name}: {form}" for name, form in forms.items())
+        problems.append(f"the workers run different forms of the operator ({told})")
     return problems
 
 

@@ -42,6 +42,14 @@ def test_beacons_of_every_worker_with_the_wanted_patch_are_proof() -> None:
     assert problems(beacon(10), beacon(11), **wanted) == []
 
 
+def test_workers_that_run_different_forms_of_the_operator_are_no_proof() -> None:
+    """Two forms round differently, so ranks could choose different experts."""
+    assert problems(beacon(10, form="triton"), beacon(11, form="triton")) == []
+    (found,) = problems(beacon(10, form="triton"), beacon(11, form="torch: no compiler"))
+    assert "different forms" in found
+    assert "TP1 (pid 11): torch: no compiler" in found
+
+
 @pytest.mark.parametrize(
     "other",
     [
