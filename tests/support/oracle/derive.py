@@ -193,7 +193,8 @@ class Release:
             facts = {f"resolved_{short}": got[name] for name, short in _READ.items()}
             facts |= self.run(served, args)
         except AttributeError as crash:
-            if "'NoneType' object" not in str(crash):
+            # 0.5.2 to 0.5.4 ask a quantization config for its name where there is none; no other crash is theirs.
+            if str(crash) != "'NoneType' object has no attribute 'get_name'":
                 raise
             return Cell(**{**asdict(asked), "refused": f"crashes: {crash}"})
         except (AssertionError, ValueError, NotImplementedError) as refusal:
@@ -226,6 +227,9 @@ class Release:
         elif hasattr(self.server_args, "set_global_server_args_for_scheduler"):
             self.server_args.set_global_server_args_for_scheduler(args)
         utils = self._module("sglang.srt.layers.moe.utils")
+        if hasattr(utils, "MoeA2ABackend") and not hasattr(utils, "initialize_moe_config"):
+            # As the model runner of 0.4.10.post2 writes it.
+            self.globals["moe_a2a_backend"] = utils.MoeA2ABackend(args.moe_a2a_backend)
         if hasattr(utils, "initialize_moe_config"):
             initialize = utils.initialize_moe_config
             initialize(args) if inspect.signature(initialize).parameters else initialize()
