@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surgeon.lab.wheels import fetch
+from surgeon.registry.wheels import fetch
 from surgeon.surgery.own_routers import OWN_ROUTERS, OWN_ROUTING_FUNCTIONS
 from tests.support.live_table import RELEASES
 from tests.support.oracle.routers import own_routers, own_routing_functions

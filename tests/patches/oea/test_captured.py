@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from surgeon.lab.wheels import fetch
+from surgeon.registry.wheels import fetch
 from tests.support.passes import TARGET, Mode, Recording, batch_of
 
 if TYPE_CHECKING:
