@@ -15,8 +15,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell that runs the tests in the background has its children ignore Ctrl-C, which commands under test must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests of these folders start no server, so any worker may take any of them.
-_FREE = {"bench", "environment", "ledger", "patches", "surgery"}
+# Tests of these folders start no sglang server, so any worker may take any of them.
+_FREE = {"bench", "benchmarks", "environment", "gpu", "ledger", "patches", "registry", "surgery"}
 _ROOT = Path(__file__).parent.parent
 
 
@@ -26,10 +26,13 @@ def _scope(file: str) -> str:
 
     Args:
         file: a test file, relative to the repository.
+
+    Returns:
+        The name of the scope; empty if any worker may run any of the file's tests.
     """
     if "mark.lab" in (_ROOT / file).read_text(encoding="utf-8"):
         return "lab"
-    return file if Path(file).parts[1] in _FREE else "servers"
+    return "" if Path(file).parts[1] in _FREE else "servers"
 
 
 @pytest.hookimpl(trylast=True)
@@ -46,7 +49,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scopes(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
         def _split_scope(self, nodeid: str) -> str:
-            return _scope(nodeid.partition("::")[0])
+            return _scope(nodeid.partition("::")[0]) or nodeid
 
     config.option.loadscopereorder = False
     return Scopes(config, log)
