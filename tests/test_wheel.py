@@ -109,9 +109,10 @@ print(load("oea").hash, bundle().sha256)
 @pytest.mark.wheels
 def test_inspect_and_a_dry_run_work_away_from_the_repository(installed: Installed) -> None:
     """On a real release: the site is found, and the diff carries the stamp of the shipped patch."""
+    patch = patches.load("oea")
     site = str(unpack("0.5.9"))
     seen = installed.run("surgeon", "inspect", "topk", "--site", site, "--json")
     assert json.loads(seen.stdout)["result"]["site"]["outcome"] == "found", seen.stderr
     planned = installed.run("surgeon", "apply", "oea", "--dry-run", "--site", site)
     assert planned.returncode == 0, planned.stderr
-    assert f"+    # >>> surgeon oea 0.1.0 {patches.load('oea').stamp}" in planned.stdout
+    assert f"+    # >>> surgeon oea {patch.version} {patch.stamp}" in planned.stdout

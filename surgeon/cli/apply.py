@@ -149,10 +149,10 @@ def _offline(session: Session, patch: Any, wanted: dict[str, Any], site: Path, *
     body = {"status": "planned", "version": found.version, "path": found.path, "settings": settings, "diff": diff}
     body |= {"site": describe.site_json(found.located), "gate": describe.gate_json(found.gate)}
     unchanged = f"nothing to do: this patch is in {found.path} already"
-    gate = f"decode gate: {describe.gate_text(found.gate)}"
+    session.sink.note(f"decode gate: {describe.gate_text(found.gate)}")
     session.sink.answer(
         body | {"unchanged": "" if diff else unchanged},
-        lambda: [_diff(diff), gate] if diff else [unchanged],
+        lambda: [_diff(diff)] if diff else [unchanged],
     )
     if exit_code and diff:
         raise ChangesPendingError("there are changes to make", advice="this was a package folder; apply to a node")

@@ -44,8 +44,9 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_people_see_the_tree_the_site_and_the_excerpt(site: Path) -> None:
+def test_people_see_the_tree_the_site_and_the_excerpt(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --verbose: who calls whom, what each is, where kernels come from, and the line of the site."""
+    monkeypatch.setenv("COLUMNS", "120")
     shown = surgeon("inspect", "topk", "--site", site)
     assert shown.code == 0
     lines = shown.stdout.splitlines()
@@ -151,8 +152,9 @@ def test_the_newest_release_is_asked_for_on_demand(site: Path, tmp_path: Path, m
         assert plain["latest"] is None
         assert index.asked == []
         shown = surgeon("inspect", "topk", "--site", site, "--check-latest")
-        assert f"0.5.9 is 2 releases behind 0.5.23 (asked {index.url}, this machine's index)" in shown.stdout
-        assert "the patch fits too (line 3126, recipe before-post-process, 17 names passed)" in shown.stdout
+        said = " ".join(shown.stdout.split())
+        assert f"0.5.9 is 2 releases behind 0.5.23 (asked {index.url}, this machine's index)" in said
+        assert "the patch fits too (line 3126, recipe before-post-process, 17 names passed)" in said
         index.status = 500
         failed = surgeon("inspect", "topk", "--site", site, "--check-latest", "--json")
     assert failed.code == 0

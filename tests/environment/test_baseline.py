@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from surgeon.environment.baseline import Baseline, check_drift, parse_baseline, take
@@ -129,7 +129,7 @@ def test_undoing_an_exception_fails_though_every_pin_is_met() -> None:
 NAMES = st.text("abcdefgh-", min_size=1, max_size=12)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is slow
 @given(
     baseline=st.builds(
         Baseline,
