@@ -138,7 +138,8 @@ def _facts(found: Inspection, *, verbose: bool) -> Table:
         facts.add_row(name, said)
     facts.add_row("decode gate", describe.gate_text(found.gate))
     if found.runner is not None:
-        facts.add_row("gate site", f"{describe.site_text(found.runner)} [dim]{describe.escape(found.runner_path)}[/dim]")
+        path = describe.escape(found.runner_path)
+        facts.add_row("gate site", f"{describe.site_text(found.runner)} [dim]{path}[/dim]")
     return facts
 
 
