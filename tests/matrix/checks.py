@@ -14,14 +14,15 @@ from packaging.version import Version
 
 from surgeon import patches
 from surgeon.errors import SurgeonError
-from surgeon.surgery import EXPERTS, FORWARD, AlreadyGrafted, GraftSpec, graft, locate, ungraft
+from surgeon.operations.grafts import graft_spec
+from surgeon.surgery import EXPERTS, FORWARD, AlreadyGrafted, graft, locate, ungraft
 from tests.support.sandbox import is_wild, run_forward, run_select_experts
 from tests.support.wheels import member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from surgeon.surgery import Grafted, Place
+    from surgeon.surgery import Grafted, GraftSpec, Place
     from tests.support.sandbox import Seen
 
 OLDEST = Version("0.4.6")
@@ -56,10 +57,7 @@ class Checked:
 
 def spec_of(place: Place) -> GraftSpec:
     """The call of oea at a place, as `surgeon apply` would write it."""
-    oea = patches.load("oea")
-    if place == FORWARD:
-        return GraftSpec(oea.name, oea.version, oea.stamp, function="announce", place=FORWARD)
-    return GraftSpec(oea.name, oea.version, oea.stamp, wants=oea.wants)
+    return graft_spec(patches.load("oea"), place)
 
 
 def check(release: str, *, seeds: int) -> Checked:

@@ -97,14 +97,14 @@ class Importers:
 
     def _try(self, chosen: str, release: str, grafts: Sequence[Grafted]) -> Imported:
         with _unpacked(release) as root:
-            runtime = _runtime()
-            _write(root, {grafted.spec.place.file: grafted.result for grafted in grafts} | runtime)
+            beside = _beside()
+            _write(root, {grafted.spec.place.file: grafted.result for grafted in grafts} | beside)
             with_graft = self._ask(chosen, root)
             done = tuple(module for module in MODULES if not with_graft[module])
             if len(done) == len(MODULES):
                 return Imported(chosen, done)
             _write(root, {grafted.spec.place.file: grafted.source for grafted in grafts})
-            for name in runtime:
+            for name in beside:
                 (root / "sglang" / name).unlink()
             without = self._ask(chosen, root)
         for module in MODULES:
@@ -155,11 +155,12 @@ def _unpacked(release: str) -> Iterator[Path]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _runtime() -> dict[str, bytes]:
+def _beside() -> dict[str, bytes]:
+    """The files that a plan puts beside topk.py: every module of the patch, and the settings."""
     oea = patches.load("oea")
     folder = oea.package.removeprefix("sglang.").replace(".", "/")
     settings = oea.settings_file(oea.settings, generation=1, beacon_dir="")
-    return {f"{folder}/{oea.module}.py": oea.runtime, f"{folder}/{oea.module}.json": settings}
+    return {f"{folder}/{one.name}.py": one.content for one in oea.shipped} | {f"{folder}/{oea.module}.json": settings}
 
 
 def _write(root: Path, files: dict[str, bytes]) -> None:
