@@ -123,18 +123,6 @@ def test_processes_that_ignore_a_request_to_end_are_killed(fake: FakeServer, nod
     assert fake.pid in stopped["killed"]
 
 
-def test_a_restart_waits_for_the_last_thread_to_let_go_of_the_port(fake: FakeServer, node: Node) -> None:
-    """A server of many threads is a zombie before its port is free; it is no stranger that took the port."""
-    fake.behave(linger_s=2.0)
-    fake.start()
-    began = time.monotonic()
-    node.call("stop", {"pid": fake.pid, "timeout_s": 10})
-    assert time.monotonic() - began >= 2.0
-    with socket.socket() as taker:
-        taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taker.bind(("127.0.0.1", fake.port))
-
-
 def test_an_orphan_that_outlives_its_launcher_is_ended_with_it(fake: FakeServer, node: Node) -> None:
     """A scheduler that keeps 100 GB of GPU memory after the job is gone would leave none for the next."""
     fake.behave(orphan=True)

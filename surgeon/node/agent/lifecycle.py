@@ -23,7 +23,8 @@ _KILL_WAIT_S = 4.0
 # How long schedulers may outlive their launcher before they are asked themselves, and then until they are killed.
 _LEFTOVER_GRACE_S = 1.0
 _LEFTOVER_WAIT_S = 2.0
-_PORT_WAIT_S = 15.0
+# How long the kernel may take to free the memory of what has ended, and then to close its devices and sockets.
+_ENDING_WAIT_S = 60.0
 _POLL_S = 0.05
 
 Key = Tuple[int, int]
@@ -39,6 +40,11 @@ class _Tree:
     def refresh(self) -> List[procfs.Process]:
         """Take in children that were born meanwhile; return who is alive."""
         everybody = procfs.scan()
+        for pid, _ in self.members:
+            # One whose memory is gone is in no scan, yet its sockets and its GPU are not free.
+            one = procfs.process(pid) if pid not in everybody else None
+            if one is not None:
+                everybody[pid] = one
         alive = {one.pid for key, one in self.members.items() if key[0] in everybody and everybody[key[0]].key == key}
         for pid in procfs.descendants(alive, procfs.children(everybody)):
             if pid in everybody:
@@ -85,6 +91,10 @@ def _ports(server: Server) -> Set[int]:
     return {one.port for one in procfs.listeners() if one.inode in held} | {server.port}
 
 
+def _ending_until(context: Context) -> float:
+    return time.monotonic() + max(1.0, min(_ENDING_WAIT_S, context.remaining() - _RESERVE_S))
+
+
 def _terminate(server: Server, timeout_s: float, context: Context) -> Tuple[List[int], List[int]]:
     """End a server's processes: the launcher is asked first, what it leaves behind is asked, then killed.
 
@@ -115,8 +125,10 @@ def _terminate(server: Server, timeout_s: float, context: Context) -> Tuple[List
     killed: Set[int] = set()
     end = time.monotonic() + _KILL_WAIT_S
     while left and time.monotonic() < end:
-        killed |= _send(left, signal.SIGKILL)
+        killed |= _send(left, signal.SIGKILL) - {one.pid for one in left if one.ending}
         left = tree.wait(min(end, time.monotonic() + 1.0), lambda _alive: False)
+    if all(one.ending for one in left):
+        left = tree.wait(_ending_until(context), lambda _alive: False)
     if left:
         raise AgentError(
             "failed",
@@ -129,11 +141,25 @@ def _terminate(server: Server, timeout_s: float, context: Context) -> Tuple[List
     return sorted(key[0] for key in tree.members), sorted(killed)
 
 
-def _verify_stopped(server: Server, ports: Set[int]) -> None:
+def _kept(port: int, until: float) -> Optional[str]:
+    """Wait until a port is free of what has ended; say who keeps it, None when it is free.
+
+    Whoever lives and listens is named at once. A process of many threads is a zombie, and its sockets are nobody's
+    that can be seen, before the last of them has let go: what cannot be seen is waited for as what is ending is.
+    """
+    while procfs.listeners(port):
+        who = procfs.holder(port)
+        if (who is not None and not who.ending) or time.monotonic() >= until:
+            return processes.named(who)
+        time.sleep(_POLL_S)
+    return None
+
+
+def _verify_stopped(server: Server, ports: Set[int], context: Context) -> None:
     """Make sure that nobody took the server's place.
 
     Raises:
-        AgentError: something listens on its ports, or starts it again.
+        AgentError: something else listens on its ports, or starts it again.
     """
     time.sleep(_POLL_S)
     for one in processes.find()[0]:
@@ -146,13 +172,9 @@ def _verify_stopped(server: Server, ports: Set[int]) -> None:
                 "Stop what keeps it up (a loop in a script, a supervisor) and restart it by its own command.",
                 "pid {}".format(one.process.pid),
             )
-    # A process of many threads is a zombie before the last of them has let go of its sockets.
-    until = time.monotonic() + _PORT_WAIT_S
+    until = _ending_until(context)
     for port in sorted(ports):
-        stranger = processes.stranger_on(port)
-        while stranger is not None and procfs.holder(port) is None and time.monotonic() < until:
-            time.sleep(_POLL_S)
-            stranger = processes.stranger_on(port)
+        stranger = _kept(port, until)
         if stranger is not None:
             raise AgentError(
                 "failed",
@@ -169,7 +191,7 @@ def _stop(server: Server, timeout_s: float, context: Context) -> Dict[str, Any]:
     began = time.monotonic()
     launch = launches.save(context.state, launch, launches.STOPPING)
     ended, killed = _terminate(server, timeout_s, context)
-    _verify_stopped(server, ports)
+    _verify_stopped(server, ports, context)
     launch = launches.save(context.state, launch, launches.STOPPED)
     return {
         "launch": launch["id"],

@@ -226,10 +226,16 @@ def stranger_on(port: int) -> Optional[str]:
     """Say who listens on a port; None when nobody does."""
     if not procfs.listeners(port):
         return None
-    who = procfs.holder(port)
-    if who is None:
+    return named(procfs.holder(port))
+
+
+def named(holder: Optional[Process]) -> str:
+    """Name the process that holds something, its secrets masked; None is one that cannot be seen."""
+    if holder is None:
         return "a process that this user cannot see"
-    return "pid {} ({})".format(who.pid, " ".join(masking.argv(who.argv))[:200])
+    if holder.ending:
+        return "pid {} ({}, which has not quite ended)".format(holder.pid, holder.title)
+    return "pid {} ({})".format(holder.pid, " ".join(masking.argv(holder.argv))[:200])
 
 
 def user_name(uid: int) -> str:

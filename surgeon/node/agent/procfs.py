@@ -58,6 +58,15 @@ class Process(NamedTuple):
         """Return the command line as people see it in ``ps``."""
         return " ".join(self.argv) if self.argv else "[{}]".format(self.comm)
 
+    @property
+    def ending(self) -> bool:
+        """Tell whether it has run its last: a zombie, or one whose memory is gone and whose files are not closed yet.
+
+        The kernel frees a process's memory, its command line with it, before it closes its sockets and devices
+        (do_exit: exit_mm, then exit_files); with much memory, or a busy machine, the time between is seconds.
+        """
+        return self.state in "ZX" or not self.argv
+
 
 class Listener(NamedTuple):
     """One listening TCP socket.
@@ -111,7 +120,10 @@ def process(pid: int) -> Optional[Process]:
 
 
 def scan() -> Dict[int, Process]:
-    """Look at every process of the machine (of this pid namespace); kernel threads are left out."""
+    """Look at every process of the machine (of this pid namespace).
+
+    Kernel threads are left out, and so is a process whose memory is gone and that is no zombie yet.
+    """
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
