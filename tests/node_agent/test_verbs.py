@@ -39,7 +39,8 @@ def test_a_look_tells_processes_port_health_and_what_is_new_in_the_log(fake: Fak
     with fake.log.open("a", encoding="utf-8") as log:
         log.write("one more line\n")
     second = watch(node, fake, offset=first["offset"])
-    assert second["log"].endswith("one more line\n")
+    # A rank may still be saying that it is up.
+    assert "one more line\n" in second["log"].splitlines(keepends=True)
     assert "fired up" in first["log"]
     assert "fired up" not in second["log"]
 
