@@ -228,3 +228,11 @@ def test_asking_for_a_pid_that_serves_nothing_is_refused_by_name() -> None:
     """What is there is listed."""
     with pytest.raises(AgentError, match=f"pid {os.getpid()}"):
         processes.of_pid(os.getpid())
+
+
+def test_a_scheduler_whose_launcher_is_just_ending_belongs_to_nobody() -> None:
+    """The kernel has freed the launcher's memory already: neither a command line nor a program is left to read."""
+    none = 2**30  # no process has this pid
+    launcher = procfs.Process(none, 1, none, none, 1, "S", "python", 0, ())
+    worker = procfs.Process(none + 1, none, none, none, 2, "S", "sglang::schedul", 0, ("sglang::scheduler",))
+    assert processes._employer(worker, {launcher.pid: launcher, worker.pid: worker}) is None

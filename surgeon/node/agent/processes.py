@@ -111,7 +111,8 @@ def _employer(worker: Process, all_: Dict[int, Process]) -> Optional[Process]:
     if parent is None or parent.pid == 1:
         return None
     exe = procfs.undeleted(procfs.link(parent.pid, "exe") or "")
-    return parent if cmdline.is_python(exe or parent.argv[0]) else None
+    # One that is ending has neither.
+    return parent if cmdline.is_python(exe or "".join(parent.argv[:1])) else None
 
 
 def _families(

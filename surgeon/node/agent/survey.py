@@ -266,7 +266,9 @@ def _orphans(lost: List[Any]) -> List[Dict[str, str]]:
     return [
         _problem(
             "orphan-worker",
-            "{} (pid {}) belongs to no running server, and may still hold GPU memory.".format(one.argv[0], one.pid),
+            "{} (pid {}) belongs to no running server, and may still hold GPU memory.".format(
+                one.argv[0] if one.argv else one.title, one.pid
+            ),
             "If no server of yours is meant to own it, end it: kill {}".format(one.pid),
             "pid {}".format(one.pid),
         )
