@@ -84,6 +84,7 @@ def test_a_process_without_memory_whose_files_are_open_has_not_ended(
     """It shows no command line and is no zombie, and what it holds of a GPU is not free; no signal makes it faster."""
     kill = os.kill
     monkeypatch.setattr(os, "kill", lambda pid, number: pid in unmapped.pids or kill(pid, number))
+    monkeypatch.setattr(lifecycle, "_LEFTOVER_GRACE_S", 0.1)
     monkeypatch.setattr(lifecycle, "_KILL_WAIT_S", 0.5)
     fake.start()
     unmapped.pids.add(fake.pid)
