@@ -16,7 +16,7 @@ import sys
 import tokenize
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import random
@@ -30,6 +30,7 @@ NAME = "select_experts"
 # The call that the tagged statement makes, newest first: the site of the patch by the facts, not by surgeon's recipes.
 CALLS = ("_post_process_topk_ids", "on_select_experts", "record_new_token")
 RUNTIME = "_surgeon_oea"
+_T = TypeVar("_T")
 
 
 class Expected(enum.Enum):
@@ -71,11 +72,16 @@ class Code:
         return line
 
     @functools.cached_property
+    def statements(self) -> list[ast.stmt]:
+        """Every statement, outer ones first."""
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.stmt)]
+
+    @functools.cached_property
     def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef:
         """The tagged function, wherever it is by now."""
         (found,) = [
             node
-            for node in ast.walk(self.tree)
+            for node in self.statements
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             and node.lineno <= self.function_line < node.body[0].lineno
         ]
@@ -83,9 +89,10 @@ class Code:
 
     @functools.cached_property
     def anchor(self) -> ast.stmt:
-        """The innermost statement on the tagged line."""
-        holding = [n for n in ast.walk(self.tree) if isinstance(n, ast.stmt) and covers(n, self.anchor_line)]
-        return min(holding, key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
+        """The innermost statement on the tagged line; of those that share it, the one that calls something."""
+        holding = [node for node in self.statements if covers(node, self.anchor_line)]
+        calling = [node for node in holding if isinstance(getattr(node, "value", None), ast.Call)]
+        return min(calling or holding, key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
 
     def indent(self, node: ast.stmt) -> str:
         """What stands before a statement on its first line."""
@@ -122,7 +129,7 @@ class Code:
         )
         return [
             node
-            for node in ast.walk(within)
+            for node in (self.statements if within is self.tree else ast.walk(within))
             if isinstance(node, ast.stmt)
             and node is not within
             and node is not lead
@@ -264,17 +271,17 @@ def check(mutant: bytes, grafted: Grafted) -> None:
     """
     tree, before = ast.parse(grafted.result), ast.parse(mutant)
     lines = re.split("\r\n|\r|\n", _decoded(grafted.result))
-    (anchor,) = [number for number, line in enumerate(lines, 1) if line.endswith(ANCHOR_TAG)]
-    (top,) = [number for number, line in enumerate(lines, 1) if line.endswith(FUNCTION_TAG)]
-    (function,) = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.lineno <= top < n.body[0].lineno]
+    anchor = _only([number for number, line in enumerate(lines, 1) if line.endswith(ANCHOR_TAG)])
+    top = _only([number for number, line in enumerate(lines, 1) if line.endswith(FUNCTION_TAG)])
+    function = _only([n for n in tree.body if isinstance(n, ast.FunctionDef) and n.lineno <= top < n.body[0].lineno])
     assert function.name == NAME
-    (index,) = [i for i, statement in enumerate(function.body) if covers(statement, anchor)]
+    index = _only([i for i, statement in enumerate(function.body) if covers(statement, anchor)])
     assert isinstance(function.body[index], ast.Assign | ast.Expr)
     call = function.body.pop(index - 1)
     assert _is_the_call(call)
-    (place,) = [
-        i for i, statement in enumerate(tree.body) if isinstance(statement, ast.ImportFrom) and _imports(statement)
-    ]
+    place = _only(
+        [i for i, statement in enumerate(tree.body) if isinstance(statement, ast.ImportFrom) and _imports(statement)]
+    )
     assert place < tree.body.index(function)
     del tree.body[place]
     assert RUNTIME not in {name.id for name in ast.walk(tree) if isinstance(name, ast.Name)}
@@ -283,6 +290,11 @@ def check(mutant: bytes, grafted: Grafted) -> None:
     for block in reversed(grafted.inserted):
         del kept[block.start - 1 : block.stop - 1]
     assert b"".join(kept) == mutant
+
+
+def _only(found: Sequence[_T]) -> _T:
+    assert len(found) == 1, f"one is expected, {len(found)} are there: {found}"
+    return found[0]
 
 
 def _decoded(source: bytes) -> str:

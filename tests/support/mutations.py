@@ -105,6 +105,10 @@ def _docstring(_: random.Random, code: Code) -> str | None:
 
 
 def _reformatted(rng: random.Random, code: Code) -> str | None:
+    end = (code.anchor.end_lineno, code.anchor.end_col_offset or 0)
+    if any(node.lineno == end[0] and node.col_offset >= end[1] for node in code.statements):
+        # The formatter gives each statement a line of its own, and the last of them the tag.
+        return None
     width = rng.choice([60, 72, 79, 100, 120, 160, 240])
     settings = [f"line-length={width}"]
     settings += rng.choice([[], ["format.quote-style='single'"], ["format.skip-magic-trailing-comma=true"]])
@@ -274,11 +278,16 @@ def _around(code: Code, node: ast.expr, before: str, after: str) -> str:
 
 
 def _shared_line(rng: random.Random, code: Code) -> str | None:
-    """Another statement on the anchor's line."""
+    """Another statement on the anchor's line, behind it or in front of it."""
     anchor = code.anchor
     if not isinstance(anchor, ast.Assign | ast.Expr):
         return None
-    return _around(code, anchor.value, "", f"; {_fresh(rng)} = 1")
+    other = f"{_fresh(rng)} = 1"
+    if rng.random() < 0.5:
+        return _around(code, anchor.value, "", f"; {other}")
+    line = anchor.lineno - 1
+    text, at = code.lines[line].encode(), anchor.col_offset
+    return code.replaced(range(line, line + 1), [b"".join((text[:at], other.encode(), b"; ", text[at:])).decode()])
 
 
 def _other_argument(rng: random.Random, code: Code) -> str | None:
@@ -317,7 +326,14 @@ def _unbinding(rng: random.Random, code: Code) -> str | None:
     return code.inserted(code.span(code.anchor).start, [indent + line for line in lines])
 
 
+def _has_a_twin(code: Code) -> bool:
+    """Whether another function of the name stands at module level: it would rightly be taken for a tagged one gone."""
+    return any(isinstance(n, ast.FunctionDef) and n.name == NAME and n is not code.function for n in code.tree.body)
+
+
 def _renamed_function(rng: random.Random, code: Code) -> str | None:
+    if _has_a_twin(code):
+        return None
     line = code.function_line - 1
     new = rng.choice(["select_expert", "select_experts_v2", "_select_experts", "Select_experts"])
     return code.replaced(range(line, line + 1), [code.lines[line].replace(f"def {NAME}", f"def {new}")])
@@ -327,6 +343,8 @@ def _under(*heads: str) -> Callable[[random.Random, Code], str | None]:
     """The function moved under something."""
 
     def change(rng: random.Random, code: Code) -> str | None:
+        if _has_a_twin(code):
+            return None
         span = code.span(code.function)
         body = [code.step + line if line else line for line in code.lines[span.start : span.stop]]
         return code.replaced(span, [rng.choice(heads), *body])
