@@ -71,10 +71,21 @@ def test_a_load_is_recorded_and_read_as_torch_reads_it(lab: Description, tmp_pat
 
 def test_traffic_of_others_is_listened_to(lab: Description) -> None:
     """What the server decodes for somebody else while surgeon listens is what is told of."""
-    started = threading.Thread(target=support.generate, args=(lab.port, 5), kwargs={"max_new_tokens": 200, "seed": 5})
-    started.start()
-    done = surgeon("record", "routing", "--host", "lab", "--seconds", "6", "--json")
-    started.join()
+    ended = threading.Event()
+
+    def traffic() -> None:
+        seed = 5
+        while not ended.is_set():
+            support.generate(lab.port, 5, max_new_tokens=64, seed=seed)
+            seed += 1
+
+    others = threading.Thread(target=traffic)
+    others.start()
+    try:
+        done = surgeon("record", "routing", "--host", "lab", "--seconds", "6", "--json")
+    finally:
+        ended.set()
+        others.join()
     assert done.code == 0, done.stdout + done.stderr
     assert done.result["usual_batch"] == 5
     assert done.result["decode_passes"] > 3
